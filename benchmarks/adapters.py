@@ -75,7 +75,7 @@ def train_steps(job: Job) -> Figures:
         freeze_encoder(objective, optim)
     steps = OptimizerSteps(
         objective=objective,
-        samples=tokenized(table, task, model),
+        samples=tokenized(table, model),
         optim=optim,
         seed=0,
         accelerator=make_accelerator(),
@@ -89,7 +89,7 @@ def train_steps(job: Job) -> Figures:
         tokens += int(steps.samples.lengths[batch].sum())
     seconds, used = time.perf_counter() - started, time.process_time() - used
     steps.optimizer.update_weights()
-    stored = state_dict(steps, TrainerState(task=task))
+    stored = state_dict(steps, TrainerState(tasks={"": task}))
     size = sum(tensor.nbytes for tensors in (stored.weights, stored.optimizer) for tensor in tensors.values())
     return {
         "seconds_per_step": seconds / job["steps"],

@@ -21,7 +21,7 @@ from train_throughput import Options, train_ours
 from train_workloads import WORKLOADS
 
 from bert_tasks.data.table import Samples
-from bert_tasks.tasks.shared.windows import Windows
+from bert_tasks.model.task_model import TaskModel
 from bert_tasks.training.step import OptimizerSteps
 
 
@@ -49,7 +49,7 @@ def measure(workload: str, options: Options) -> dict[str, Any]:
     data, stepping, backward = Clock(), Clock(), Clock()
     with (
         mock.patch.object(Samples, "features_of", data.around(Samples.features_of)),
-        mock.patch.object(Windows, "collate", data.around(Windows.collate)),
+        mock.patch.object(TaskModel, "collate", data.around(TaskModel.collate)),
         mock.patch.object(OptimizerSteps, "backward", stepping.around(OptimizerSteps.backward)),
         mock.patch.object(OptimizerSteps, "update", backward.around(OptimizerSteps.update)),
     ):

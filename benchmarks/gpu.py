@@ -196,7 +196,7 @@ def train_ours(cell: Cell, device: torch.device, *, bf16: bool, graphs: bool = T
     precision: Literal["bf16", "no"] = "bf16" if bf16 else "no"
     steps = OptimizerSteps(
         objective=Supervised(model),
-        samples=tokenized(RowTable.from_rows(cell.rows, columns=model.task.columns), model.task, model),
+        samples=tokenized(RowTable.from_rows(cell.rows, columns=model.task.columns), model),
         optim=OptimSection(
             epochs=2, batch_size=cell.batch_size, mixed_precision=precision, micro_batch_tokens=32768, weight_decay=0.01
         ),

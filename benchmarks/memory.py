@@ -115,7 +115,7 @@ def tokenise_file(job: Job) -> float:
 
     model = TaskModel.from_pretrained(job["model"])
     started = time.perf_counter()
-    samples = tokenized(load_table(job["file"], model.task), model.task, model)
+    samples = tokenized(load_table(job["file"], model.row_columns), model)
     seconds = time.perf_counter() - started
     assert len(samples) == job["rows"], len(samples)
     return seconds

@@ -46,6 +46,7 @@ def measured(job: Job) -> Figures:
     from bert_tasks.data.table import RowTable
     from bert_tasks.distributed import make_accelerator
     from bert_tasks.model.features import tokenized
+    from bert_tasks.model.multitask import AnyModel
     from bert_tasks.recipe.schema import OptimSection
     from bert_tasks.training.objectives import Supervised
     from bert_tasks.training.step import OptimizerSteps
@@ -54,7 +55,7 @@ def measured(job: Job) -> Figures:
     tags = {name: sorted({tag for row in rows for tag in row[name]}) for name in ("names", "shapes")}
     side = str(job["side"])
     if side in tags:
-        model: TaskModel = TaskModel.from_pretrained(EMBEDDED, task="token-classification", labels=tags[side])
+        model: AnyModel = TaskModel.from_pretrained(EMBEDDED, task="token-classification", labels=tags[side])
         rows = [{"words": row["words"], "tags": row[side]} for row in rows]
     else:
         heads = ["names"] if side == "one" else list(tags)
@@ -62,10 +63,10 @@ def measured(job: Job) -> Figures:
             name: {"task": "token-classification", "labels": tags[name], "columns": {"tags": name}} for name in heads
         }
         model = MultiTaskModel.from_pretrained(EMBEDDED, tasks=tasks)
-    table = RowTable.from_rows(rows, columns=model.task.columns)
+    table = RowTable.from_rows(rows, columns=model.row_columns)
     steps = OptimizerSteps(
         objective=Supervised(model),
-        samples=tokenized(table, model.task, model),
+        samples=tokenized(table, model),
         optim=OptimSection(epochs=2, batch_size=BATCH_SIZE, learning_rate=5e-5),
         seed=0,
         accelerator=make_accelerator(),

@@ -158,7 +158,7 @@ def prepared(name: str, *, shape: str, attention_dropout: bool, share: float) ->
     weights = _weights(Path(holder.name), shape, attention_dropout=attention_dropout)
     task = TASKS[workload.task](max_length=workload.max_length, **workload.settings)
     path = Path(os.environ["BERT_TASKS_DATA"]) / workload.file
-    table = load_table(path, task, reading=ReadOptions(format=workload.format))
+    table = load_table(path, task.columns, reading=ReadOptions(format=workload.format))
     labels = infer_labels(table, task.columns)
     indices = np.random.default_rng(0).permutation(len(table))[: workload.rows]
     rows: Sequence[Row] = [table[int(i)] for i in sorted(indices)]

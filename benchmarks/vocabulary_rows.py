@@ -70,7 +70,9 @@ def rows_of(data: Path, count: int) -> list[dict[str, Any]]:
     from bert_tasks.model.inputs import load_table
     from bert_tasks.tasks import TokenClassification
 
-    table = load_table(data / "conll2003" / "train.txt", TokenClassification(), reading=ReadOptions(format="conll"))
+    table = load_table(
+        data / "conll2003" / "train.txt", TokenClassification().columns, reading=ReadOptions(format="conll")
+    )
     indices = range(0, len(table), max(1, len(table) // count))[:count]
     return [{"words": row["words"], "tags": row["tags"]} for row in (table[i] for i in indices)]
 
@@ -97,10 +99,10 @@ def train_steps(job: Job, *, vocabulary_rows: Literal["in_data", "all"]) -> Figu
     from bert_tasks.training.step import OptimizerSteps, read_step_metrics
 
     model, precision = loaded(job), mixed_precision(job)
-    table = RowTable.from_rows(json.loads(Path(job["file"]).read_text(encoding="utf-8")), columns=model.task.columns)
+    table = RowTable.from_rows(json.loads(Path(job["file"]).read_text(encoding="utf-8")), columns=model.row_columns)
     steps = OptimizerSteps(
         objective=Supervised(model),
-        samples=tokenized(table, model.task, model),
+        samples=tokenized(table, model),
         optim=OptimSection(
             epochs=EPOCHS,
             batch_size=BATCH_SIZE,

@@ -2,7 +2,7 @@
 
 import inspect
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing_extensions import TypeIs
 
 from bert_tasks.cards.card import write_card
 from bert_tasks.checkpoints.hub import RUN_SUMMARY
-from bert_tasks.data.columns import has_labels
+from bert_tasks.data.columns import Columns, has_labels
 from bert_tasks.data.problems import RowErrors
 from bert_tasks.data.readers import Frame, ReadingArguments, ReadOptions, column_values, rows_in_memory
 from bert_tasks.data.split_column import count_splits
@@ -30,17 +30,16 @@ from bert_tasks.distributed import is_main_process, main_process_first, make_acc
 from bert_tasks.errors import BertTasksError, DataError, UsageError
 from bert_tasks.model.hf_names import hf_hint
 from bert_tasks.model.inputs import Data, load_table, renamed
-from bert_tasks.model.pretrained import check_one_task
-from bert_tasks.model.task_model import TaskModel
+from bert_tasks.model.multitask import AnyModel
 from bert_tasks.recipe.arguments import FitArguments
 from bert_tasks.recipe.schema import Recipe, fit_keys, recipe_of_arguments
 from bert_tasks.report import make_report
 from bert_tasks.report.collect import GivenRows
-from bert_tasks.tasks import MultiTask, Task
+from bert_tasks.tasks.several import choose_one
 from bert_tasks.training import run as training
+from bert_tasks.training.distillation_of_several import Teacher
 from bert_tasks.training.files import MODEL, REPORT
 from bert_tasks.training.loop import Callback, Trainer, prepare_model
-from bert_tasks.training.multitask_distillation import Teacher
 from bert_tasks.training.optim import OptimizerFactory
 from bert_tasks.training.progress import check_installed
 from bert_tasks.training.run import make_objective
@@ -50,7 +49,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def fit(
-    model: TaskModel,
+    model: AnyModel,
     train: Data | Mapping[str, Data],
     validation: Data | Mapping[str, Data] | None = None,
     *,
@@ -127,7 +126,7 @@ def fit(
         optimizer=None if isinstance(optimizer, str) else optimizer,
     )
     result = trainer.train(overwrite=overwrite, progress=progress)
-    rows = GivenRows(validation=splits.validation, task=type(model.task))
+    rows = GivenRows(validation=splits.validation, tasks=model.tasks)
     lacks_report = not (result.reused and (result.output_dir / REPORT).exists())
     write_after_run(result.output_dir, report=report and lacks_report, fit_rows=rows)
     return result
@@ -189,7 +188,7 @@ def _teacher_names(teacher: Teacher | None) -> Any:
     """Returns the names of a teacher, or of teachers by task, for a recipe."""
     if teacher is None or isinstance(teacher, Mapping):
         return None if teacher is None else {task: _teacher_names(model) for task, model in teacher.items()}
-    return "a model in memory" if isinstance(teacher, TaskModel) else str(teacher)
+    return "a model in memory" if isinstance(teacher, AnyModel) else str(teacher)
 
 
 def _split_arguments(settings: Mapping[str, object]) -> tuple[ReadOptions, dict[str, Any]]:
@@ -209,20 +208,20 @@ def _split_arguments(settings: Mapping[str, object]) -> tuple[ReadOptions, dict[
 
 
 def _load_splits(
-    model: TaskModel,
+    model: AnyModel,
     train: Data | Mapping[str, Data],
     validation: Data | Mapping[str, Data] | None,
     recipe: Recipe,
     reading: ReadOptions,
 ) -> Splits:
     """Returns the checked rows. The model remembers the names of their columns."""
-    task = model.reading_task
+    columns = model.row_columns
     if _is_by_task(train):
-        splits = _splits_of_tasks(task, train, validation, recipe, reading)
+        splits = _splits_of_tasks(columns, train, validation, recipe, reading)
     else:
-        splits = _splits_of(task, train, validation, recipe, reading)
+        splits = _splits_of(columns, model.labels, train, validation, recipe, reading)
         file = train if isinstance(train, str | Path) else None
-        model.columns = reading.training_names(file, task.row_columns)
+        model.columns = reading.training_names(file, columns)
         model.reading = TrainedReading.of(reading, file, recipe.data.on_error)
     model.read_labels(splits, unlabelled=recipe.teacher is not None)
     return splits
@@ -267,26 +266,27 @@ def _is_by_task(train: Data | Mapping[str, Data]) -> TypeIs[Mapping[str, Data]]:
 
 
 def _splits_of_tasks(
-    task: Task, train: Mapping[str, Data], validation: Any, recipe: Recipe, reading: ReadOptions
+    columns: Columns, train: Mapping[str, Data], validation: Any, recipe: Recipe, reading: ReadOptions
 ) -> Splits:
     """Returns the rows of all tasks, read from the data of each."""
-    if not isinstance(task, MultiTask):
+    if not isinstance(columns, Mapping):
         raise UsageError("fit: train has rows by the names of tasks, but the model has one task. Pass the rows")
     if reading.columns:
-        check_one_task(task)  # the names of columns belong to a task
-    names, sets = list(task.tasks), {} if validation is None else validation
+        raise choose_one(columns)  # the names of columns belong to a task
+    names, sets = list(columns), {} if validation is None else validation
     for label, data in (("train", train), ("validation", sets)):
         if (data or label == "train") and not (isinstance(data, Mapping) and sorted(data) == names):
             raise UsageError(f"fit: {label} needs the rows of each of the tasks {', '.join(names)}, by their names")
     splits = []
     for name in names:
-        of_task = replace(task, heads={name: task.heads[name]}, max_length=task.tasks[name].max_length)
-        splits.append(_splits_of(of_task, train[name], sets.get(name), recipe, reading, name=f" of {name}"))
+        of_task = {name: columns[name]}
+        splits.append(_splits_of(of_task, (), train[name], sets.get(name), recipe, reading, name=f" of {name}"))
     return joined_splits(splits)
 
 
 def _splits_of(
-    task: Task,
+    columns: Columns,
+    known_labels: Sequence[str],
     train: Data,
     validation: Data | Mapping[str, Data] | None,
     recipe: Recipe,
@@ -305,22 +305,30 @@ def _splits_of(
         notes = split_notes(counts, reading.split_column)
     tables: list[RowTable] = []
     for split, data in (("train", train), *((f"validation {split}".strip(), data) for split, data in sets.items())):
-        rows = renamed(data, task, reading.columns, split + name)
-        lacks_labels = has_teacher and split == "train" and has_labels(task.row_columns)
+        rows = renamed(data, columns, reading.columns, split + name)
+        lacks_labels = has_teacher and split == "train" and has_labels(columns)
         labels: Literal["optional", "required"] = "optional" if lacks_labels else "required"
         try:
             of_split = replace(reading, split="train" if split == "train" else "validation")
-            table = load_table(rows, task, reading=of_split, name=split + name, skip_errors=skips, labels=labels)
+            table = load_table(
+                rows,
+                columns,
+                known_labels=known_labels,
+                reading=of_split,
+                name=split + name,
+                skip_errors=skips,
+                labels=labels,
+            )
             tables.append(table.without_errors())
         except RowErrors as error:
             error.advice = "" if skips else 'pass on_error="skip" to skip such rows'
             raise
-    train_rows = sampled(tables[0], task.row_columns, recipe.data.max_rows)
+    train_rows = sampled(tables[0], columns, recipe.data.max_rows)
     validation_rows = dict(zip(sets, tables[1:], strict=True))
     train_rows = replace(train_rows, notes=(*train_rows.notes, *notes))
     if validation is None and not sets:
         share, seed = recipe.data.validation_share, recipe.run.seed
-        train_rows, validation_rows[""] = train_validation_split(train_rows, task.row_columns, share, seed)
+        train_rows, validation_rows[""] = train_validation_split(train_rows, columns, share, seed)
     return Splits(train=train_rows, validation=validation_rows)
 
 

@@ -91,7 +91,7 @@ def glue_submission(run: str | Path, folder: str | Path) -> dict[str, int]:
 
 def _test_rows(spec: DataSpec, test_set: TestSet, model: TaskModel) -> RowTable | None:
     """Returns the test rows, or None if the separate folder of AX is missing."""
-    columns = model.task.input_columns
+    columns = model.input_columns
     if spec.dataset is not None:
         return read_hub(
             spec.dataset,

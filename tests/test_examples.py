@@ -50,8 +50,9 @@ EXAMPLES = {
     **{
         f"{name}.{method}": getattr(value, method)
         for name, value in PUBLIC.items()
-        for method in reference.METHODS
-        if inspect.isclass(value) and method in vars(value) and ">>>" in str(getattr(value, method).__doc__)
+        if inspect.isclass(value)
+        for method in reference.methods_of(value)
+        if ">>>" in str(getattr(value, method).__doc__)
     },
 }
 

@@ -74,13 +74,13 @@ def evaluate(
     Example: bert-tasks evaluate runs/first/model dev.csv
     """
     from bert_tasks.inference import evaluate_data
+    from bert_tasks.model.heads import metric_table
     from bert_tasks.model.inputs import load_trained
-    from bert_tasks.tasks.shared.report import Report
 
     reading = replace(reading, document=document)
     loaded = load_trained(model, data=data, reading=reading, adapter=adapter, **loading)
     evaluation = evaluate_data(loaded, data, reading=reading, dtype=dtype, on_error=on_error)
-    table = Report.of(evaluation.task).table(evaluation.metrics)
+    table = metric_table(loaded.tasks, evaluation.metrics)
     print_result(evaluation.metrics, table.lines(), as_json=as_json)
 
 

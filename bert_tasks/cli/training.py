@@ -1,6 +1,7 @@
 """The commands around recipes and runs (train, search, check, init, tokenizer), and env."""
 
 import shlex
+from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -87,13 +88,14 @@ def train(
         print_result(plan.to_json(), plan.lines(), as_json=as_json)
     elif divided:
         result = folded.train_folds(loaded, overwrite=overwrite, progress=not quiet)
-        _print_runs(result, report=report, as_json=as_json, task=result.task)
+        _print_runs(result, report=report, as_json=as_json, tasks={"": result.task})
     elif several is None:
         _train_once(loaded, overwrite=overwrite, quiet=quiet, report=report, as_json=as_json)
     else:
         runs = seeded.train_seeds(loaded, several, overwrite=overwrite, progress=not quiet)
-        trained = [run.result.task for run in runs.runs if run.result is not None]
-        _print_runs(runs, report=report and bool(trained), as_json=as_json, task=trained[0] if trained else None)
+        trained = [run.result.tasks for run in runs.runs if run.result is not None]
+        tasks = trained[0] if trained else None
+        _print_runs(runs, report=report and bool(trained), as_json=as_json, tasks=tasks)
         if runs.failed:
             raise typer.Exit(DivergedError.exit_code)
 
@@ -178,24 +180,31 @@ def _train_once(loaded: "Recipe", *, overwrite: bool, quiet: bool, report: bool,
         lines += table.lines(name)
     if result.reused:
         lines.append("this run was already complete, so it was not trained again")
-    lines += [*([] if page is None else [f"report: {page}"]), f"model: {model}", *_head_note(result.task)]
+    lines += [*([] if page is None else [f"report: {page}"]), f"model: {model}", *_head_note(result.tasks)]
     print_result(summary, lines, as_json=as_json)
 
 
 def _print_runs(
-    result: "FoldsResult | SeedsResult | SearchResult", *, report: bool, as_json: bool, task: "Task | None" = None
+    result: "FoldsResult | SeedsResult | SearchResult",
+    *,
+    report: bool,
+    as_json: bool,
+    tasks: "Mapping[str, Task] | None" = None,
 ) -> None:
     from bert_tasks.api import write_after_run
 
     page = write_after_run(result.output_dir, report=report)
-    lines = [*result.lines(), *([] if page is None else [f"report: {page}"]), *_head_note(task)]
+    lines = [*result.lines(), *([] if page is None else [f"report: {page}"]), *_head_note(tasks)]
     print_result({**result.to_json(), "report": None if page is None else str(page)}, lines, as_json=as_json)
 
 
-def _head_note(task: "Task | None") -> list[str]:
+def _head_note(tasks: "Mapping[str, Task] | None") -> list[str]:
+    """Returns a note on a saved model whose head transformers lacks, as it lacks the heads of several tasks."""
     from bert_tasks.tasks.shared.hf_config import NO_HF_HEAD, HFConfig
 
-    return [] if task is None or HFConfig.of(task).has_head else [f"note: {NO_HF_HEAD}"]
+    if tasks is None or ("" in tasks and HFConfig.of(tasks[""]).has_head):
+        return []
+    return [f"note: {NO_HF_HEAD}"]
 
 
 @app.command("search")

@@ -54,8 +54,10 @@ def count_labels(table: RowTable, column: Column) -> LabelCensus:
     return LabelCensus(rows, written, normalized)
 
 
-def most_frequent_label(table: RowTable, columns: Sequence[Column]) -> tuple[str, float] | None:
+def most_frequent_label(table: RowTable, columns: Columns) -> tuple[str, float] | None:
     """Returns the most frequent label and its share of rows or words, if exactly one column holds classes."""
+    if isinstance(columns, Mapping):
+        return None
     with_classes = [column for column in columns if column.type.has_classes]
     counts = count_labels(table, with_classes[0]).written if len(with_classes) == 1 else Counter[str]()
     whole = len(table) if with_classes and with_classes[0].type.is_set else counts.total()
@@ -234,6 +236,26 @@ def check_heads(table: RowTable, heads: Mapping[str, HeadColumns]) -> None:
             return
     problems = [lack_of_rows(table, name, head) for name, head in heads.items()]
     raise DataError(f"{table.source}: {', and '.join(problems)}")
+
+
+def labelled_splits(splits: Splits, name: str, columns: Sequence[Column], names: Mapping[str, str]) -> Splits:
+    """Returns the rows that have a label of one of several tasks.
+
+    Args:
+        splits: Training and validation rows.
+        name: The name of the task.
+        columns: Its columns.
+        names: Its columns -> their names in the rows, if they differ.
+
+    Raises:
+        DataError: A split has no row with a text and a label of the task.
+    """
+    head = HeadColumns(columns=tuple(columns), names=names)
+    labelled = splits.labelled(name, head)
+    for (_, table), (_, rows) in zip(named_splits(splits), named_splits(labelled), strict=True):
+        if len(rows) == 0:
+            raise DataError(f"{table.source}: {lack_of_rows(table, name, head)}")
+    return labelled
 
 
 def lack_of_rows(table: RowTable, name: str, head: HeadColumns) -> str:

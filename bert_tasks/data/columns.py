@@ -51,6 +51,55 @@ def stored_names(columns: Columns) -> list[str]:
     return [column.name for column in columns]
 
 
+def without_labels(columns: Columns) -> Columns:
+    """Returns the columns that a prediction reads."""
+    if not isinstance(columns, Mapping):
+        return [column for column in columns if not column.is_label]
+    inputs = {}
+    for name, head in columns.items():
+        of_head = tuple(column for column in head.columns if not column.is_label)
+        names = {column.name: head.names[column.name] for column in of_head if column.name in head.names}
+        inputs[name] = HeadColumns(columns=of_head, names=names)
+    return inputs
+
+
+def head_rows(rows: Sequence[Row], name: str, columns: Sequence[Column]) -> tuple[list[int], list[Row]]:
+    """Returns the numbers and the cells of the rows that have a label of one of several tasks.
+
+    Args:
+        rows: The rows of a table.
+        name: The name of the task. Empty for an only task, whose rows are all rows.
+        columns: The columns of the task.
+    """
+    if not name:
+        return list(range(len(rows))), list(rows)
+    labels, column = [each.name for each in columns if each.is_label], head_column(name)
+    numbers = []
+    for number, row in enumerate(rows):
+        cells = row.get(column)
+        if cells is not None and any(cells.get(label) is not None for label in labels):
+            numbers.append(number)
+    return numbers, [head_cells(rows[number], name) for number in numbers]
+
+
+def input_rows(rows: Sequence[Row], name: str) -> dict[int, Row]:
+    """Returns the number and the cells of each row that has the input of one of several tasks.
+
+    Args:
+        rows: The rows of a table.
+        name: The name of the task. Empty for an only task, whose rows are all rows.
+    """
+    if not name:
+        return dict(enumerate(rows))
+    column = head_column(name)
+    return {number: head_cells(row, name) for number, row in enumerate(rows) if row.get(column) is not None}
+
+
+def head_cells(row: Row, name: str) -> Row:
+    """Returns the cells of one of several tasks, without the columns that Arrow fills in."""
+    return {column: value for column, value in row[head_column(name)].items() if value is not None}
+
+
 def source_columns(columns: Columns) -> list[Column]:
     """Returns the columns as the data have them. All are optional if several tasks read a row."""
     if not isinstance(columns, Mapping):

@@ -191,7 +191,7 @@ def train_folds(recipe: Recipe | str | Path, *, overwrite: bool = False, progres
                 (group.folder / name).unlink(missing_ok=True)
         table = cast("RowTable", trainer.splits.held_out)
         evaluation = evaluate_data(trainer.model, table, reading=ReadOptions())
-        parts.append(FoldPredictions(fold=number, table=table, predictions=evaluation.predictions))
+        parts.append(FoldPredictions(fold=number, table=table, predictions=evaluation.scores[""].predictions))
         run = FoldRun(
             fold=number,
             output_dir=group.home(number),
@@ -201,8 +201,8 @@ def train_folds(recipe: Recipe | str | Path, *, overwrite: bool = False, progres
             collapse=evaluation.collapse,
         )
         runs.append(run)
-    task, sets = Fitting.of(trainer.model.task).drop_fitted_values(), result.validation_sets
-    _, metric = split_key(metric_metadata(task, loaded.run, sets)["best"], sets)
+    task, sets = Fitting.of(trainer.model.one_task().task).drop_fitted_values(), result.validation_sets
+    _, metric = split_key(metric_metadata({"": task}, loaded.run, sets)["best"], sets)
     rows, folds, predictions = out_of_fold(parts)
     compared = FoldsResult(
         output_dir=group.folder,

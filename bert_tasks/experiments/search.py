@@ -216,7 +216,8 @@ def _facts(prepared: LoadedRecipe) -> dict[str, Any]:
     for name, split in outputs.data_metadata(prepared.splits).items():
         facts[f"the rows of {name}"] = split["fingerprint"]
     sets = list(prepared.splits.validation)
-    metadata = metric_metadata(prepared.task, prepared.recipe.run, sets)
+    tasks = {name: head.task for name, head in prepared.heads.items()}
+    metadata = metric_metadata(tasks, prepared.recipe.run, sets)
     facts[METRIC] = metadata["best"]
     facts[LOWER_IS_BETTER] = split_key(metadata["best"], sets)[1] in metadata["lower_is_better"]
     return {name: value for name, value in facts.items() if name not in _FREE}

@@ -18,10 +18,11 @@ from bert_tasks.data.problems import shortened
 from bert_tasks.errors import BertTasksError, DivergedError, RecipeError, UsageError
 from bert_tasks.experiments.group import RunGroup, format_table
 from bert_tasks.metrics.tables import MetricTable, format_number, metric_key, metrics_by_set
-from bert_tasks.model.pretrained import CheckpointFolder, stated_task
+from bert_tasks.model.heads import metric_table
+from bert_tasks.model.pretrained import CheckpointFolder, stored_tasks
 from bert_tasks.recipe.errors import schema_problems
 from bert_tasks.recipe.schema import Recipe, RunSection, load_recipe, load_task_class, silent_settings
-from bert_tasks.tasks.shared.report import Report
+from bert_tasks.tasks.several import SEVERAL
 from bert_tasks.training import files as outputs
 from bert_tasks.training.records import SeedsRecord, read_record
 from bert_tasks.training.run import DryRun, dry_run, train
@@ -148,7 +149,7 @@ class SeedsResult:
         tables: dict[str, MetricTable] = {}  # validation set -> means of metrics, empty if all diverged
         if results:
             by_set = metrics_by_set({name: spread.mean for name, spread in metrics.items()}, results[0].validation_sets)
-            tables = {name: Report.of(results[0].task).table(means) for name, means in by_set.items()}
+            tables = {name: metric_table(results[0].tasks, means) for name, means in by_set.items()}
         spread_rows = [("metric", "mean", "std", "median", "best", "of seed")]
         for key in {metric_key(name, metric): None for name, table in tables.items() for metric in table.overall}:
             spread = metrics[key]
@@ -306,9 +307,10 @@ def _earlier_runs(group: RunGroup, recipe: Recipe, notes: list[str]) -> list[See
             if summary is None and failure is None:
                 raise UsageError("It is not finished. Train with that seed to resume it")
             if summary is not None:
-                task = stated_task(CheckpointFolder.open(folder / outputs.MODEL), load_task_class(recipe.task))
+                task_class = None if recipe.task == SEVERAL else load_task_class(recipe.task)
+                tasks = stored_tasks(CheckpointFolder.open(folder / outputs.MODEL), task_class)
                 sets, failure = metadata["metrics"]["sets"], None
-                result = FitResult.from_summary(summary, output_dir=folder, task=task, validation_sets=sets)
+                result = FitResult.from_summary(summary, output_dir=folder, tasks=tasks, validation_sets=sets)
             earlier.append(SeedRun(seed=seed, output_dir=folder, result=result, failure=failure))
         except BertTasksError as error:
             notes.append(f"the run of seed {seed} does not count. {error}")

@@ -30,17 +30,16 @@ from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.environment import check_libraries
 from bert_tasks.errors import CheckpointError, DataError, UsageError, argument
 from bert_tasks.model.encoder import Encoder
+from bert_tasks.model.encoder_with_heads import ForwardFn
 from bert_tasks.model.exported import GRAPHS, RECORD, GraphModel, input_names, names_other_file, output_names
 from bert_tasks.model.graph import LIBRARIES, OPSET, check_int8, exported_graph, quantized_graph
 from bert_tasks.model.inputs import Data, load_table, load_trained, reading_for_prediction
-from bert_tasks.model.pretrained import check_one_task, saved_config
+from bert_tasks.model.multitask import AnyModel
+from bert_tasks.model.shared_heads import SharedOutput
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.storage import check_new_folder, check_path, check_writable, new_folder, sha256, weights_write_error
-from bert_tasks.tasks import MultiTask
 from bert_tasks.tasks.base import Feature, Prediction, Task
 from bert_tasks.tasks.embedding import Embedding
-from bert_tasks.tasks.multitask.head import SharedOutput
-from bert_tasks.tasks.shared.features import checked_features
 from bert_tasks.tasks.shared.hf_config import HFConfig
 from bert_tasks.tasks.shared.report import Report
 from bert_tasks.variables import disable_telemetry
@@ -95,7 +94,7 @@ class Export:
 
 
 def export(
-    model: TaskModel | str | Path,
+    model: AnyModel | str | Path,
     *,
     to: ExportFormat,
     output: str | Path,
@@ -160,10 +159,10 @@ def export(
         rows: list[Row] = []
         if data is not None:
             options = reading_for_prediction(loaded, data, how)
-            table = load_table(data, loaded.task, names=loaded.columns, reading=options, labels="unread")
+            table = load_table(data, loaded.row_columns, names=loaded.columns, reading=options, labels="unread")
             if len(table) == 0:
                 raise DataError(f"{table.source}: no rows to verify the graph with")
-            rows = list(valid_rows(islice(table, VERIFIED_ROWS), loaded.task.input_columns))
+            rows = list(valid_rows(islice(table, VERIFIED_ROWS), loaded.input_columns))
         content, measured = _verified_graph(loaded, rows, int8=to == "int8")
         disable_telemetry()  # before the libraries are imported
         modules = {name: str(import_module(name).__version__) for name in ("torch", *LIBRARIES)}
@@ -181,9 +180,9 @@ def export(
     return Export(folder=target, record=record)
 
 
-def _encoder(model: TaskModel | str | Path, to: str, loading: Mapping[str, Any]) -> TaskModel:
+def _encoder(model: AnyModel | str | Path, to: str, loading: Mapping[str, Any]) -> TaskModel:
     """Returns an encoder as a model whose logits are the states of the last layer."""
-    if isinstance(model, TaskModel) or to != "onnx" or loading["settings"] or loading["adapter"] is not None:
+    if isinstance(model, AnyModel) or to != "onnx" or loading["settings"] or loading["adapter"] is not None:
         onnx = argument("to", "onnx")
         raise UsageError(f"the encoder of a folder is exported with {onnx}, without settings and adapters")
     loaded = Encoder.from_pretrained(model, revision=loading["revision"]).embedding_model(pooling="mean", prompt="")
@@ -191,24 +190,24 @@ def _encoder(model: TaskModel | str | Path, to: str, loading: Mapping[str, Any])
     return loaded
 
 
-def _export_weights(model: TaskModel, target: Path) -> Export:
+def _export_weights(model: AnyModel, target: Path) -> Export:
     """Saves a model whose head transformers has."""
-    check_one_task(model.task)
-    if not HFConfig.of(model.task).has_head:
-        raise UsageError(f"transformers lacks the head of this {model.task.name}. Use the folder with bert_tasks")
+    task = model.one_task().task
+    if not HFConfig.of(task).has_head:
+        raise UsageError(f"transformers lacks the head of this {task.name}. Use the folder with bert_tasks")
     with new_folder(target, suffix=_HIDDEN) as folder:
         model.save_pretrained(folder)
-    architecture = saved_config(model.hf_config, model.task, model.columns, model.reading)["architectures"][0]
-    record = {"to": "transformers", "architecture": architecture, "labels": len(model.task.labels)}
+    architecture = model.saved_config()["architectures"][0]
+    record = {"to": "transformers", "architecture": architecture, "labels": len(task.labels)}
     return Export(folder=target, record=record)
 
 
-def _check_weights_output(target: Path, model: TaskModel | str | Path, *, overwrite: bool) -> None:
+def _check_weights_output(target: Path, model: AnyModel | str | Path, *, overwrite: bool) -> None:
     """Refuses an output folder for weights before any work is done for it."""
     if not overwrite or not target.is_dir():
         check_new_folder(target)
         return
-    source = None if isinstance(model, TaskModel) else model_folder(Path(model).expanduser())
+    source = None if isinstance(model, AnyModel) else model_folder(Path(model).expanduser())
     if source is not None and source.is_dir() and os.path.samefile(source, target):
         raise UsageError(f"{target} is the model to export. Choose another folder")
     foreign = sorted(name for name in _file_names(target) if not is_model_file(name))
@@ -248,12 +247,12 @@ def _file_names(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
 
 
-def _write(model: TaskModel, content: bytes, record: Mapping[str, Any], folder: Path, target: Path) -> None:
+def _write(model: AnyModel, content: bytes, record: Mapping[str, Any], folder: Path, target: Path) -> None:
     outside = {f"head.{name}": tensor.detach().cpu() for name, tensor in model.head.outside_graph.items()}
     try:
         save_folder(
             folder,
-            config=saved_config(model.hf_config, model.task, model.columns, model.reading),
+            config=model.saved_config(),
             tensors=None,
             tokenizer=model.require_tokenizer(),
             head_tensors=outside if outside else None,
@@ -268,13 +267,14 @@ def _write(model: TaskModel, content: bytes, record: Mapping[str, Any], folder: 
         raise CheckpointError(f"{target} cannot be written ({reason})") from error
 
 
-def _verified_graph(model: TaskModel, rows: Sequence[Row], *, int8: bool) -> tuple[bytes, dict[str, Any]]:
+def _verified_graph(model: AnyModel, rows: Sequence[Row], *, int8: bool) -> tuple[bytes, dict[str, Any]]:
     """Returns the ONNX file and the differences of logits and, for int8, predictions."""
-    expected = list(model.predict_rows(rows)) if int8 else []
+    expected: dict[str, list[Prediction]] = {}
     if int8:
+        expected = _predictions(model, rows)
         check_int8(model)
         try:
-            if not Report.of(model.task).same(expected, expected):
+            if not _agreements(model, expected, expected):
                 raise DataError(f"the first {len(rows)} rows have nothing to predict, as their sentences have no words")
         except DataError as error:
             other = argument("data", "FILE")
@@ -287,7 +287,7 @@ def _verified_graph(model: TaskModel, rows: Sequence[Row], *, int8: bool) -> tup
     content: bytes = graph.SerializeToString()
     if names_other_file(content):
         raise CheckpointError("a parameter of the model has 'location' in its name, which is not supported. Rename it")
-    windows = checked_features(model.task, rows, model.require_tokenizer(), model.config) if rows else []
+    windows = model.features(rows, model.require_tokenizer()) if rows else []
     measured = {"parity": _compare_logits(model, GraphModel.of(model, content), windows, rows=len(rows))}
     if int8:
         content = quantized_graph(graph)
@@ -302,7 +302,7 @@ def _verified_graph(model: TaskModel, rows: Sequence[Row], *, int8: bool) -> tup
     return content, measured
 
 
-def _compare_logits(model: TaskModel, graph: GraphModel, windows: Sequence[Feature], *, rows: int) -> dict[str, Any]:
+def _compare_logits(model: AnyModel, graph: GraphModel, windows: Sequence[Feature], *, rows: int) -> dict[str, Any]:
     """Compares logits on random sequences and on all windows of the rows."""
     sequences = [*_random_sequences(model), *windows]
     worst, largest = _largest_differences(model, graph, sequences, BATCH_SIZES)
@@ -327,10 +327,10 @@ def _compare_logits(model: TaskModel, graph: GraphModel, windows: Sequence[Featu
 
 
 def _compare_predictions(
-    model: TaskModel, graph: GraphModel, rows: Sequence[Row], expected: Sequence[Prediction]
+    model: AnyModel, graph: GraphModel, rows: Sequence[Row], expected: Mapping[str, Sequence[Prediction]]
 ) -> dict[str, Any]:
     """Counts how many of the model's predictions the int8 graph leaves unchanged."""
-    same = Report.of(model.task).same(expected, list(model.predict_rows(rows, forward_fn=graph.packed_logits)))
+    same = _agreements(model, expected, _predictions(model, rows, forward_fn=graph.packed_logits))
     share = fmean(same)
     if share < REQUIRED_AGREEMENT:
         raise CheckpointError(
@@ -341,7 +341,28 @@ def _compare_predictions(
     return {"kept": share, "answers": len(same), "required": REQUIRED_AGREEMENT, "rows": len(rows)}
 
 
-def _random_sequences(model: TaskModel) -> list[Feature]:
+def _predictions(
+    model: AnyModel, rows: Sequence[Row], *, forward_fn: ForwardFn | None = None
+) -> dict[str, list[Prediction]]:
+    """Returns the predictions of each head for the rows that have an input for it."""
+    by_head, _ = model.predict_by_head(rows, forward_fn=forward_fn)
+    return {
+        name: [prediction for prediction in predictions if prediction is not None]
+        for name, predictions in by_head.items()
+    }
+
+
+def _agreements(
+    model: AnyModel, expected: Mapping[str, Sequence[Prediction]], actual: Mapping[str, Sequence[Prediction]]
+) -> list[bool]:
+    """Returns whether the decisions of all heads are the same. See ``Report.same``."""
+    agreements: list[bool] = []
+    for name, task in model.tasks.items():
+        agreements += Report.of(task).same(expected[name], actual[name])
+    return agreements
+
+
+def _random_sequences(model: AnyModel) -> list[Feature]:
     """Returns a random sequence of each length, half in segment 1 if there is one."""
     config, generator = model.config, torch.Generator().manual_seed(0)
     longest = config.usable_length
@@ -356,7 +377,7 @@ def _random_sequences(model: TaskModel) -> list[Feature]:
 
 
 def _largest_differences(
-    model: TaskModel, graph: GraphModel, sequences: Sequence[Feature], sizes: Sequence[int]
+    model: AnyModel, graph: GraphModel, sequences: Sequence[Feature], sizes: Sequence[int]
 ) -> tuple[float, float]:
     """Returns the largest difference and the largest logit of all batches, or NaN."""
     # Without ``gather_positions`` heads read all tokens.
@@ -371,10 +392,9 @@ def _largest_differences(
     return difference, logit
 
 
-def _difference(model: TaskModel, graph: GraphModel, batch: list[Feature]) -> tuple[float, float]:
+def _difference(model: AnyModel, graph: GraphModel, batch: list[Feature]) -> tuple[float, float]:
     """Returns the largest difference of a logit on a batch, and the largest logit."""
-    heads = model.task.tasks if isinstance(model.task, MultiTask) else ("",)
-    features = [Feature(**{**sequence, "head": name}) for sequence in batch for name in heads]
+    features = [Feature(**{**sequence, "head": name}) for sequence in batch for name in model.heads]
 
     def graph_logits(packed: PackedBatch) -> Any:
         ids = torch.tensor([token for sequence in batch for token in sequence["input_ids"]])  # [N]

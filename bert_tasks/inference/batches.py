@@ -20,18 +20,25 @@ import pyarrow
 import torch
 
 from bert_tasks.checkpoints.hub import origin, resolve
-from bert_tasks.data.columns import Columns, PassthroughColumns, Row, stored_names
+from bert_tasks.data.columns import Columns, PassthroughColumns, Row, stored_names, without_labels
 from bert_tasks.data.problems import counted
 from bert_tasks.data.readers import ReadOptions
 from bert_tasks.data.validator import row_validator
 from bert_tasks.errors import DataError, UsageError
-from bert_tasks.inference.output import check_row_options, passthrough_name
-from bert_tasks.model.inputs import input_names, load_trained, trained_task
+from bert_tasks.inference.output import (
+    check_row_options,
+    passthrough_name,
+    reserved_columns,
+    written_columns,
+    written_name,
+)
+from bert_tasks.model.encoder_with_heads import ForwardFn
+from bert_tasks.model.inputs import input_names, load_trained, trained_tasks
+from bert_tasks.model.multitask import AnyModel
 from bert_tasks.model.precision import DType, check_dtype, default_device, logits_of
-from bert_tasks.model.pretrained import check_one_task
-from bert_tasks.model.task_model import ForwardFn, TaskModel
 from bert_tasks.storage import sha256_json
 from bert_tasks.tasks.base import Task
+from bert_tasks.tasks.several import choose_one, row_columns
 from bert_tasks.tasks.shared.rendering import Rendering
 from bert_tasks.tasks.shared.windows import Windows
 
@@ -42,7 +49,7 @@ _MOST_LOADED = 4  # models in one process, the oldest is dropped
 _FAULTS_SHOWN = 5
 _SIMPLE = {str: "string", float: "float64", int: "int64", bool: "bool_"}  # Python's types -> Arrow's
 # (id of the process, key of the predictor) -> a model. A process that was forked loads its own.
-_loaded: dict[tuple[int, str], tuple[TaskModel, ForwardFn]] = {}
+_loaded: dict[tuple[int, str], tuple[AnyModel, ForwardFn]] = {}
 _loading = threading.Lock()
 
 
@@ -84,7 +91,7 @@ def batch_predictor(
     Example:
         >>> batch_predictor("runs/first")({"text": ["Cold soup."]})
     """
-    if isinstance(model, TaskModel):
+    if isinstance(model, AnyModel):
         raise UsageError(
             "batch_predictor: processes load the model from files. Call model.save_pretrained(folder), and pass folder"
         )
@@ -93,15 +100,17 @@ def batch_predictor(
     if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
         raise UsageError(f"threads is {threads!r}, expected a whole number from 1")
     reading = ReadOptions(columns=None if columns is None else dict(columns))
-    example, trained_names = trained_task(model, task=task, settings=settings, revision=revision, reading=reading)
-    if Windows.of(example).needs_document_context:
+    heads = trained_tasks(model, task=task, settings=settings, revision=revision, reading=reading)
+    tasks, columns_read = {name: head.task for name, head in heads.items()}, row_columns(heads)
+    in_context = [each.name for each in tasks.values() if Windows.of(each).needs_document_context]
+    if in_context:
         raise UsageError(
-            f"{model}: {example.name} with these settings reads the rows around each row, which may be in another "
+            f"{model}: {in_context[0]} with these settings reads the rows around each row, which may be in another "
             "batch. Use `bert-tasks predict`, or other settings"
         )
-    if reading.columns:
-        check_one_task(example)  # the names of columns belong to a task
-    row_validator(example.row_columns, reading.columns)  # raises for a column that the task lacks
+    if reading.columns and "" not in heads:
+        raise choose_one(heads)  # the names of columns belong to a task
+    row_validator(columns_read, reading.columns)  # raises for a column that the task lacks
     folder, local = resolve(model, revision=revision, weights=False), Path(os.path.expanduser(model))
     commit = origin(model, folder, revision=revision).commit
     files = sorted((path.name, path.stat()) for path in folder.iterdir() if path.is_file())
@@ -112,11 +121,11 @@ def batch_predictor(
         revision=revision if commit is None else commit,
         dtype=dtype,
         fingerprint=sha256_json([[name, stat.st_size, stat.st_mtime_ns] for name, stat in files]),
-        schema=prediction_schema(example, with_error=on_error == "skip"),
-        reserved=Rendering.of(example).reserved_names,
-        columns=example.input_columns,
+        schema=prediction_schema(tasks, with_error=on_error == "skip"),
+        reserved=reserved_columns(tasks),
+        columns=without_labels(columns_read),
         reading=reading,
-        trained_names=trained_names,
+        trained_names=heads[""].columns if "" in heads else {},
         keep_columns=keep_columns if isinstance(keep_columns, str) else tuple(keep_columns),
         on_error=on_error,
         threads=threads,
@@ -214,14 +223,14 @@ class BatchPredictor:
             remedy = f"Fix them, or pass on_error='skip', which says in the column '{ERROR}' what is wrong."
             raise DataError("\n".join([heading, *listed, *more, remedy]))
         usable = (row for number, row in enumerate(rows) if number not in faults)
-        predictions = model.predict_rows(usable, forward_fn=forward_fn)
-        rendering = Rendering.of(model.task)
-        contents = (dict(rendering.columns_of(prediction.to_json())) for prediction in predictions)
+        predictions, tasks = model.predict_rows(usable, forward_fn=forward_fn), model.tasks
+        by_head = ({"": prediction} if "" in tasks else prediction for prediction in predictions)
+        contents = (written_columns(tasks, prediction) for prediction in by_head)
         if self.schema.names[0] == UNTYPED:
             contents = ({UNTYPED: json.dumps(content, ensure_ascii=False)} for content in contents)
         return [{ERROR: faults[number]} if number in faults else next(contents) for number in range(len(rows))]
 
-    def _load(self) -> tuple[TaskModel, ForwardFn]:
+    def _load(self) -> tuple[AnyModel, ForwardFn]:
         """Returns the model and its logits' function. Each process loads a model once."""
         task = f"{self.task.__module__}:{self.task.__qualname__}" if isinstance(self.task, type) else self.task
         source = [self.model, task, repr(self.settings), self.revision, self.dtype, self.fingerprint]
@@ -291,14 +300,16 @@ def _as_array(array: pyarrow.Array) -> Any:
     return result
 
 
-def prediction_schema(task: Task, *, with_error: bool = False) -> pyarrow.Schema:
-    """Returns the fields of a task's predictions as columns, or one column of JSON.
+def prediction_schema(tasks: Mapping[str, Task], *, with_error: bool = False) -> pyarrow.Schema:
+    """Returns the fields of the predictions of all heads as columns, or one column of JSON.
 
     An object is a struct, and so are numbers by label. ``with_error`` adds the reason of a row without a prediction.
     """
     try:
-        types = Rendering.of(task).column_types
-        fields = [pyarrow.field(name, _arrow_type(hint, labels)) for name, (hint, labels) in types.items()]
+        fields = []
+        for name, task in tasks.items():
+            for field, (hint, labels) in Rendering.of(task).column_types.items():
+                fields.append(pyarrow.field(written_name(name, field), _arrow_type(hint, labels)))
     except TypeError:
         fields = [pyarrow.field(UNTYPED, pyarrow.string())]
     return pyarrow.schema([*fields, *([pyarrow.field(ERROR, pyarrow.string())] if with_error else [])])

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise, takewhile
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Unpack, cast
+from typing import Any, Literal, NamedTuple, Self, Unpack, cast
 
 import numpy as np
 import torch
@@ -20,28 +20,31 @@ from torch import Tensor
 
 from bert_tasks.checkpoints.hub import RUN_GENERATOR, resolve
 from bert_tasks.data.checks import check_heads
-from bert_tasks.data.columns import PassthroughColumns, Row
+from bert_tasks.data.columns import PassthroughColumns, Row, head_rows
 from bert_tasks.data.problems import RowErrors
 from bert_tasks.data.readers import ReadingArguments, ReadOptions
 from bert_tasks.data.records import Document
-from bert_tasks.data.table import RowTable, Samples, Truncation, longest_first
+from bert_tasks.data.table import RowTable, Samples, longest_first
 from bert_tasks.distributed import broadcast_from_main, is_main_process, main_process_first, make_accelerator
 from bert_tasks.encoder.cpu import map_batches
 from bert_tasks.errors import BertTasksError, DataError, GivenUpError, UsageError, argument
 from bert_tasks.inference.output import check_row_options
 from bert_tasks.metrics.tables import LOSS, merged, untuned
-from bert_tasks.model.features import tokenized, unknown_tokens, vocabulary_name
+from bert_tasks.model.encoder_with_heads import ForwardFn
+from bert_tasks.model.features import cut_notes, tokenized, unknown_tokens, vocabulary_name
+from bert_tasks.model.heads import joined_metrics
 from bert_tasks.model.inputs import Data, load_table, load_trained, reading_for_labels
+from bert_tasks.model.multitask import AnyModel
 from bert_tasks.model.precision import DType, logits_of
 from bert_tasks.model.replaced_tokens import replaced_token_output
-from bert_tasks.model.task_model import ForwardFn, TaskModel
+from bert_tasks.model.shared_heads import features_of_head
+from bert_tasks.model.task_model import TaskModel
 from bert_tasks.storage import sha256
 from bert_tasks.tasks.base import Feature, FeatureKeys, Prediction, Task, is_dynamic
 from bert_tasks.tasks.shared.calibration import ECE
 from bert_tasks.tasks.shared.fitting import Fitting
 from bert_tasks.tasks.shared.rendering import Rendering
 from bert_tasks.tasks.shared.report import Report
-from bert_tasks.tasks.shared.windows import Windows
 
 _log = logging.getLogger("bert_tasks")
 
@@ -52,13 +55,34 @@ EVALUATION_SEED = 0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluation:
-    """The evaluation of one data set."""
+class Score:
+    """The evaluation of one head, on the rows that have a label for it (``head_rows``)."""
 
-    metrics: dict[str, float]  # with ``loss`` if rows have labels
+    metrics: dict[str, float]
     predictions: list[Prediction]
     task: Task  # with the thresholds and the temperature that were fitted, if any were
     collapse: str | None = None  # see ``Report.collapse``
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """The evaluation of one data set.
+
+    Attributes:
+        metrics: With ``loss`` if rows have labels, and with the mean of the primary metrics of several heads.
+        scores: The score of each head that has labelled rows, by its name.
+    """
+
+    metrics: dict[str, float]
+    scores: Mapping[str, Score]
+
+    @property
+    def collapse(self) -> str | None:
+        """The first note on a head that predicts the same everywhere."""
+        for name, score in self.scores.items():
+            if score.collapse is not None:
+                return f"{score.collapse} ({name})" if name else score.collapse
+        return None
 
 
 class EvaluationCorpus(Sequence[Feature]):
@@ -87,14 +111,14 @@ class EvaluationCorpus(Sequence[Feature]):
         feature = self._order[index]
         return {**self._features[feature], "row": self._ranks[feature]}
 
-    def prepare(self, model: TaskModel, features: Sequence[Feature], numbers: Sequence[int]) -> list[Feature]:
+    def prepare(self, model: AnyModel, features: Sequence[Feature], numbers: Sequence[int]) -> list[Feature]:
         """Returns the prepared features of these numbers, equal for equal windows."""
         ranked: list[Feature] = [
             {**feature, "row": self._ranks[number]} for feature, number in zip(features, numbers, strict=True)
         ]
         hashes = [self._hashes[number] for number in numbers]
         keys = FeatureKeys(seed=EVALUATION_SEED, epoch=0, numbers=hashes, is_evaluation=True)
-        changed = model.task.prepare(ranked, keys, self, model.require_tokenizer())
+        changed = model.prepare(ranked, keys, self)
         return [{**new, "row": old["row"]} for new, old in zip(changed, features, strict=True)]
 
 
@@ -112,7 +136,7 @@ class _BatchResult(NamedTuple):
 
 
 def evaluate_samples(
-    model: TaskModel,
+    model: AnyModel,
     samples: Samples,
     table: RowTable,
     accelerator: Accelerator,
@@ -124,7 +148,8 @@ def evaluate_samples(
     """Evaluates an unwrapped model. Every process returns the same numbers.
 
     Args:
-        tune: Fit the task's temperature and thresholds to these predictions, and report the metrics with them.
+        tune: Fit the temperature and the thresholds of each task to these predictions, and report the metrics with
+            them.
         forward_fn: Computes a batch's logits instead of the model.
         stop: Asked before each batch. If it is true on one process, all raise GivenUpError.
     """
@@ -137,22 +162,23 @@ def evaluate_samples(
     return broadcast_from_main(accelerator, lambda: _evaluation(model, samples, table, results, tune=tune))
 
 
-def evaluated_predictions(model: TaskModel, table: RowTable) -> list[Prediction]:
-    """Returns the predictions for labelled rows that metrics are computed from.
+def evaluated_predictions(model: AnyModel, table: RowTable) -> dict[str, list[Prediction]]:
+    """Returns the predictions of each head for labelled rows, from which metrics are computed.
 
     Only this process computes them. They differ from ``predict`` if a task prepares rows for evaluation, for example by
     masking tokens.
     """
-    samples = tokenized(table, model.task, model)
+    samples = tokenized(table, model)
     batches = longest_first(samples.lengths, max_tokens=model.batch_tokens)
-    results = _run_batches(model, samples, batches, _forward_fn(model, "float32"))
-    return _decoded(model, model.task, samples, results, list(table))
+    outputs = _Outputs.of(samples, _run_batches(model, samples, batches, _forward_fn(model, "float32")))
+    rows = list(table)
+    return {name: outputs.decoded(name, of_head.task, of_head, rows) for name, of_head in model.heads.items()}
 
 
-def _forward_fn(model: TaskModel, dtype: DType) -> ForwardFn:
+def _forward_fn(model: AnyModel, dtype: DType) -> ForwardFn:
     """Runs the model on a prepared batch, with the run's generator if there is one."""
     forward_fn = logits_of(model, dtype)
-    if Fitting.of(model.task).generator() is None:
+    if all(Fitting.of(task).generator() is None for task in model.tasks.values()):
         return forward_fn
     if model.origin is None or model.origin.commit is not None:
         where = "which is not known for this model"
@@ -165,15 +191,15 @@ def _forward_fn(model: TaskModel, dtype: DType) -> ForwardFn:
             return partial(replaced_token_output, generator=logits_of(generator, dtype), discriminator=forward_fn)
         where = f"but the generator in {folder} belongs to other weights"
     raise UsageError(
-        f"{model.task.name}: a model is evaluated with its generator, {where}. Evaluate the output folder of the run "
+        f"{model.task_name}: a model is evaluated with its generator, {where}. Evaluate the output folder of the run "
         "(or its model/, beside which the run has saved generator/). The metrics of the run are in its metrics.json"
     )
 
 
 def _run_batches(
-    model: TaskModel, samples: Samples, batches: Iterable[list[int]], forward_fn: ForwardFn | None
+    model: AnyModel, samples: Samples, batches: Iterable[list[int]], forward_fn: ForwardFn | None
 ) -> list[_BatchResult]:
-    corpus = EvaluationCorpus(samples) if is_dynamic(model.task) else None
+    corpus = EvaluationCorpus(samples) if any(map(is_dynamic, model.tasks.values())) else None
 
     def prepared(batch: list[int]) -> tuple[list[int], Sequence[Feature]]:
         features = cast("list[Feature]", samples.whole_features_of(batch))
@@ -183,7 +209,7 @@ def _run_batches(
         numbers, features = inputs
         batch, logits = model.batch_logits(features, forward_fn=forward_fn)
         with torch.inference_mode():
-            terms = model.task.loss(logits.double(), batch)
+            terms = model.loss(logits.double(), batch)
         loss = [(term.weight * term.total.item(), term.count.item()) for term in terms]
         return _BatchResult(samples=numbers, summaries=model.reduce(batch, logits, features), loss=loss)
 
@@ -192,61 +218,91 @@ def _run_batches(
 
 
 def _evaluation(
-    model: TaskModel, samples: Samples, table: RowTable, results: Sequence[_BatchResult], *, tune: bool
+    model: AnyModel, samples: Samples, table: RowTable, results: Sequence[_BatchResult], *, tune: bool
 ) -> Evaluation:
     """Decodes and scores in row order, whatever the order in which batches came back."""
     ordered = sorted(results, key=lambda result: result.samples[0])
     seen = sorted(sample for result in ordered for sample in result.samples)
     if seen != list(range(len(samples))):
         raise BertTasksError(f"evaluation saw {len(seen)} of {len(samples)} samples. Please report this")
-    rows, task, extra = list(table), model.task, dict[str, float]()
-    predictions = _decoded(model, task, samples, ordered, rows)
-    if tune:
-        if Fitting.of(task).calibrates:
-            features = cast("list[Feature]", samples.decoded_rows(0, len(rows)))
-            task = Fitting.of(task).calibrate(_summaries(samples, ordered), features, rows)
-        calibrated, task = task, Fitting.of(task).tune_on_validation(predictions, rows)
-        if task != model.task:
-            extra = {
-                untuned(key): value
-                for key, value in model.task.metrics(predictions, rows).items()
-                if key.rpartition(".")[2] == ECE or (key == task.primary_metric and task != calibrated)
-            }
-            predictions = _decoded(model, task, samples, ordered, rows)
+    outputs, rows = _Outputs.of(samples, ordered), list(table)
+    scores = {}
+    for name, of_head in model.heads.items():
+        score = _score(name, of_head, outputs, rows, tune=tune)
+        if score is not None:
+            scores[name] = score
+    if not scores:
+        raise DataError(f"no row has a label of the tasks {', '.join(model.heads)}")
     terms = [map(sum, zip(*parts, strict=True)) for parts in zip(*(batch.loss for batch in ordered), strict=True)]
     means = [total / count for total, count in terms if count]
     loss = {LOSS: sum(means)} if means else {}
-    metrics = merged(loss, task.metrics(predictions, rows), extra)
-    return Evaluation(
-        metrics=metrics, predictions=predictions, task=task, collapse=Report.of(task).collapse(predictions, rows)
-    )
+    metrics = joined_metrics({name: score.metrics for name, score in scores.items()}, model.tasks)
+    return Evaluation(metrics=merged(loss, metrics), scores=scores)
 
 
-def _decoded(
-    model: TaskModel, task: Task, samples: Samples, results: Sequence[_BatchResult], rows: Sequence[Row]
-) -> list[Prediction]:
-    """Returns all predictions, decoded in chunks of rows to save memory."""
-    summaries = _summaries(samples, results)
-    predictions: list[Prediction] = []
-    for first in range(0, len(rows), DECODED_ROWS):
-        end = min(first + DECODED_ROWS, len(rows))
-        features = cast("list[Feature]", samples.decoded_rows(first, end))
-        compact = summaries[samples.row_starts[first] : samples.row_starts[end]]
-        decoded = task.decode(compact, features, rows[first:end])
-        predictions += Rendering.of(task).with_texts(decoded, model.require_tokenizer())
-    return predictions
+def _score(name: str, model: TaskModel, outputs: "_Outputs", rows: Sequence[Row], *, tune: bool) -> Score | None:
+    """Returns the score of a head, or None if no row has a label for it."""
+    task, untuned_metrics = model.task, dict[str, float]()
+    _, rows_of_head = head_rows(rows, name, task.columns)
+    if not rows_of_head:
+        return None
+    predictions = outputs.decoded(name, task, model, rows)
+    if tune:
+        if Fitting.of(task).calibrates:
+            features, compact = outputs.of_head(name, task, rows)
+            task = Fitting.of(task).calibrate(compact, features, rows_of_head)
+        calibrated, task = task, Fitting.of(task).tune_on_validation(predictions, rows_of_head)
+        if task != model.task:
+            for key, value in model.task.metrics(predictions, rows_of_head).items():
+                is_changed = key.rpartition(".")[2] == ECE or (key == task.primary_metric and task != calibrated)
+                if is_changed:
+                    untuned_metrics[untuned(key)] = value
+            predictions = outputs.decoded(name, task, model, rows)
+    metrics = merged(task.metrics(predictions, rows_of_head), untuned_metrics)
+    collapse = Report.of(task).collapse(predictions, rows_of_head)
+    return Score(metrics=metrics, predictions=predictions, task=task, collapse=collapse)
 
 
-def _summaries(samples: Samples, results: Sequence[_BatchResult]) -> list[Tensor]:
-    """Returns the inputs of decoding for each feature, in order."""
-    summaries: dict[int, Tensor] = {}
-    for result in results:
-        summaries |= zip(samples.indices(result.samples), result.summaries, strict=True)
-    return [summaries[index] for index in sorted(summaries)]
+@dataclass(frozen=True, kw_only=True)
+class _Outputs:
+    """The compact logits of all features of a table, in order."""
+
+    samples: Samples
+    compact: Sequence[Tensor]
+
+    @classmethod
+    def of(cls, samples: Samples, results: Sequence[_BatchResult]) -> Self:
+        by_index: dict[int, Tensor] = {}
+        for result in results:
+            by_index |= zip(samples.indices(result.samples), result.summaries, strict=True)
+        return cls(samples=samples, compact=[by_index[index] for index in sorted(by_index)])
+
+    def of_head(
+        self, name: str, task: Task, rows: Sequence[Row], first: int = 0, end: int | None = None
+    ) -> tuple[list[Feature], list[Tensor]]:
+        """Returns the features and compact logits of a head's labelled rows among the rows from first to end - 1."""
+        end = len(rows) if end is None else end
+        numbers, _ = head_rows(rows[first:end], name, task.columns)
+        features = cast("list[Feature]", self.samples.decoded_rows(first, end))
+        starts = self.samples.row_starts
+        return features_of_head(name, numbers, features, self.compact[starts[first] : starts[end]])
+
+    def decoded(self, name: str, task: Task, model: TaskModel, rows: Sequence[Row]) -> list[Prediction]:
+        """Returns the predictions of a head's labelled rows, decoded in chunks of rows to save memory."""
+        predictions: list[Prediction] = []
+        for first in range(0, len(rows), DECODED_ROWS):
+            end = min(first + DECODED_ROWS, len(rows))
+            features, compact = self.of_head(name, task, rows, first, end)
+            _, rows_of_head = head_rows(rows[first:end], name, task.columns)
+            if not rows_of_head:
+                continue
+            decoded = task.decode(compact, features, rows_of_head)
+            predictions += Rendering.of(task).with_texts(decoded, model.require_tokenizer())
+        return predictions
 
 
 def evaluate(
-    model: TaskModel | str | Path,
+    model: AnyModel | str | Path,
     data: Data,
     *,
     task: str | type[Task] | None = None,
@@ -263,7 +319,8 @@ def evaluate(
     Args:
         model: A model or its name. The folder of a run stands for its best model.
         data: A file (csv, tsv, jsonl, parquet, or ``format="glue/sst2"``), or rows.
-        task: Name or class of the task, for a folder that does not say what its task is.
+        task: Name or class of the task, for a folder that does not say what its task is. Or the name of one of several
+            tasks. Default: the tasks of the folder.
         settings: Fields of the task to change, if the model is loaded here.
         revision, adapter: See ``TaskModel.from_pretrained``.
         dtype: ``float32`` (default), ``int8`` for a quantised copy on the CPU (extra ``export``), or ``bf16`` for the
@@ -288,7 +345,7 @@ def evaluate(
 
 
 def labelled_table(
-    model: TaskModel,
+    model: AnyModel,
     data: Data,
     *,
     reading: ReadOptions,
@@ -313,7 +370,8 @@ def labelled_table(
     try:
         table = load_table(
             data,
-            model.task,
+            model.row_columns,
+            known_labels=model.labels,
             names=model.columns,
             reading=reading_for_labels(model, data, reading),
             passthrough=passthrough,
@@ -323,7 +381,7 @@ def labelled_table(
         if action == "fail":
             error.advice = f"pass {argument('on_error', 'skip')} to leave such rows out"
         raise
-    columns = model.task.row_columns
+    columns = model.row_columns
     if isinstance(columns, Mapping) and len(table) > 0:
         check_heads(table, columns)
     if is_main_process():
@@ -333,7 +391,7 @@ def labelled_table(
 
 
 def evaluate_data(
-    model: TaskModel,
+    model: AnyModel,
     data: Data,
     *,
     reading: ReadOptions,
@@ -341,16 +399,17 @@ def evaluate_data(
     on_error: Literal["fail", "skip"] | None = None,
 ) -> Evaluation:
     """Evaluates a model in memory. See ``evaluate``."""
+    model.require_labels()
     accelerator = make_accelerator()
     forward_fn = _forward_fn(model.to(accelerator.device), dtype)
     with main_process_first(accelerator):
         table = labelled_table(model, data, reading=reading, on_error=on_error)
         if len(table) == 0:
             raise DataError(f"{table.source}: no rows to evaluate")
-        samples = tokenized(table, model.task, model)
+        samples = tokenized(table, model)
     if accelerator.is_main_process:
         unknown = unknown_tokens(samples, model).warnings(vocabulary_name(model))
-        for note in (*Windows.of(model.task).cut_notes(Truncation.of(samples.features, rows=len(table))), *unknown):
+        for note in (*cut_notes(samples, model, rows=len(table)), *unknown):
             _log.warning("%s: %s", table.source, note)
     evaluation = evaluate_samples(model, samples, table, accelerator, forward_fn=forward_fn)
     if accelerator.is_main_process and evaluation.collapse is not None and not isinstance(data, RowTable):

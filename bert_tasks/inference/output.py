@@ -16,6 +16,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Any, Literal, Self, cast
 
+import numpy as np
+from numpy.typing import NDArray
+
 from bert_tasks.checkpoints.load import tensors_digest
 from bert_tasks.data.arrow import read_batches
 from bert_tasks.data.columns import ROW_ERROR, PassthroughColumns
@@ -37,9 +40,8 @@ from bert_tasks.data.writers import (
     write_table,
 )
 from bert_tasks.errors import ClosedPipeError, DataError, UsageError, argument
-from bert_tasks.model.exported import ExportedModel
 from bert_tasks.model.inputs import Data
-from bert_tasks.model.task_model import TaskModel
+from bert_tasks.model.multitask import AnyModel
 from bert_tasks.storage import (
     atomic_path,
     check_path,
@@ -50,7 +52,7 @@ from bert_tasks.storage import (
     sha256_json,
 )
 from bert_tasks.tasks import TASKS
-from bert_tasks.tasks.base import Task
+from bert_tasks.tasks.base import Prediction, Task, float_list
 from bert_tasks.tasks.shared.fitting import Fitting
 from bert_tasks.tasks.shared.rendering import Rendering
 
@@ -248,10 +250,11 @@ class OutputDestination:
                 check_place(path)
         self._check_apart("output", self.path)
 
-    def check_task(self, task: Task) -> None:
+    def check_model(self, model: AnyModel) -> None:
         """Raises UsageError if the task lacks the file format or a requested value."""
         if self.path is None or not self.rendered:
             return
+        task = model.one_task().task
         rendering = Rendering.of(task)
         forms = ", ".join(f".{form}" for form in rendering.row_formats)
         if self.form not in rendering.file_formats:
@@ -334,11 +337,38 @@ def reject_line(fault: str) -> str:
     return f"{line if is_encodable(line) else fault}\n"
 
 
-def model_fingerprint(model: TaskModel) -> str:
+def written_columns(
+    tasks: Mapping[str, Task],
+    predictions: Mapping[str, Prediction],
+    encode_vector: Callable[[NDArray[np.float32]], Any] = float_list,
+) -> dict[str, Any]:
+    """Returns the predictions of the heads for a row as the columns of files and batches."""
+    columns: dict[str, Any] = {}
+    for name, prediction in predictions.items():
+        content = Rendering.of(tasks[name]).columns_of(prediction.to_json(encode_vector=encode_vector))
+        columns |= {written_name(name, key): value for key, value in content.items()}
+    return columns
+
+
+def reserved_columns(tasks: Mapping[str, Task]) -> frozenset[str]:
+    """Returns all columns that the predictions of the heads can have, including columns on request."""
+    return frozenset(
+        written_name(name, key) for name, task in tasks.items() for key in Rendering.of(task).reserved_names
+    )
+
+
+def written_name(name: str, key: str) -> str:
+    """Returns the column of a field of a head's predictions, the head's name if they are equal."""
+    return f"{name}.{key}" if name and name != key else key
+
+
+def model_fingerprint(model: AnyModel) -> str:
     """Returns a sha256 over weights or graph, task, configuration and tokenizer."""
-    weights = [tensors_digest(model.state_dict()), model.graph_sha256 if isinstance(model, ExportedModel) else None]
-    task, fitting = model.task, Fitting.of(model.task)
-    about = [f"{type(task).__module__}:{type(task).__qualname__}", task.labels, fitting.settings(), fitting.values()]
+    weights = [tensors_digest(model.state_dict()), getattr(model, "graph_sha256", None)]
+    about = []
+    for name, task in model.tasks.items():
+        fitting, task_class = Fitting.of(task), f"{type(task).__module__}:{type(task).__qualname__}"
+        about.append([name, task_class, task.labels, fitting.settings(), fitting.values()])
     return sha256_json(weights, about, model.hf_config, tokenizer_content(model.require_tokenizer()))
 
 

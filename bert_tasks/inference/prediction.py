@@ -43,8 +43,10 @@ from bert_tasks.inference.output import (
     model_fingerprint,
     passthrough_name,
     reject_line,
+    reserved_columns,
     sibling_output,
     write_rejects,
+    written_columns,
 )
 from bert_tasks.inference.streams import (
     STDIN_NAME,
@@ -53,9 +55,11 @@ from bert_tasks.inference.streams import (
     stored_input,
     stream_rows,
 )
+from bert_tasks.model.encoder_with_heads import predictions_of_row
 from bert_tasks.model.explanation import explainable_task
 from bert_tasks.model.features import vocabulary_name
 from bert_tasks.model.inputs import Data, in_memory, load_table, load_trained, reading_for_prediction
+from bert_tasks.model.multitask import AnyModel
 from bert_tasks.model.precision import DType, default_device, logits_of
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks.base import Prediction, PredictionT, Task, float_list
@@ -70,7 +74,7 @@ _VERSIONED = ("bert-tasks", "torch", "transformers", "tokenizers", "onnxruntime"
 
 @overload
 def predict(
-    model: TaskModel[PredictionT] | str | Path,
+    model: TaskModel[PredictionT] | AnyModel | str | Path,
     data: Data,
     *,
     output: None = None,
@@ -88,7 +92,7 @@ def predict(
 
 @overload
 def predict(
-    model: TaskModel[PredictionT] | str | Path,
+    model: TaskModel[PredictionT] | AnyModel | str | Path,
     data: Data,
     *,
     output: str | Path | IO[bytes],
@@ -110,7 +114,7 @@ def predict(
 
 
 def predict(
-    model: TaskModel[PredictionT] | str | Path,
+    model: TaskModel[PredictionT] | AnyModel | str | Path,
     data: Data,
     *,
     output: str | Path | IO[bytes] | None = None,
@@ -151,7 +155,8 @@ def predict(
 
     Returns:
         The predictions, one for each row, because rows in memory are never skipped. ``to_frame`` of them has the index
-        of a DataFrame or Series. With ``output`` their number.
+        of a DataFrame or Series. A model of several tasks returns a dict for each row, as ``MultiTaskModel.predict``
+        does. With ``output`` their number.
 
     Raises:
         DataError: Rows cannot be used. The message names all of them.
@@ -187,19 +192,19 @@ def predict(
     model = load_trained(model, data=data, reading=how, **options)
     model.to(default_device())
     if explain:
-        explainable_task(model, model.task, dtype)
+        explainable_task(model, model.one_task().task, dtype)
     forward_fn = logits_of(model, dtype)
     how = reading_for_prediction(model, data, how)
-    table = load_table(data, model.task, names=model.columns, reading=how, labels="unread")
+    table = load_table(data, model.row_columns, names=model.columns, reading=how, labels="unread")
     predictions = model.predict_rows(table, forward_fn=forward_fn, logits=logits, explain=explain)
     if abstain_below:
-        check_abstention(model.task, abstain_below)
+        check_abstention(model.one_task().task, abstain_below)
         predictions = (without_label(each, abstain_below) for each in predictions)
     return cast("Predictions[PredictionT]", Predictions(predictions, index=index_of(data)))
 
 
 def predict_file(
-    model: TaskModel | str | Path,
+    model: AnyModel | str | Path,
     data: Data,
     output: str | Path | IO[bytes],
     *,
@@ -231,9 +236,9 @@ def predict_file(
         raise UsageError("several processes cannot share standard input. Write it to a file first")
     options: dict[str, Any] = {"task": task, "settings": settings, "revision": revision, "adapter": adapter}
     model = load_trained(model, data=data, reading=reading, **options).to(accelerator.device)
-    destination.check_task(model.task)
+    destination.check_model(model)
     if writing.explain:
-        explainable_task(model, model.task, dtype)
+        explainable_task(model, model.one_task().task, dtype)
     run = PredictionRun(model, destination, writing, dtype=dtype, progress=progress)
     if not is_standard:
         return run.predict_table(data, reading, "rows")
@@ -248,7 +253,7 @@ class Chunk(NamedTuple):
 
     counts: Predicted
     lines: bytes
-    pairs: Sequence[tuple[Row, Prediction]]
+    pairs: Sequence[tuple[Row, Mapping[str, Prediction]]]
 
 
 class PredictionRun:
@@ -256,7 +261,7 @@ class PredictionRun:
 
     def __init__(
         self,
-        model: TaskModel,
+        model: AnyModel,
         destination: OutputDestination,
         writing: WriteOptions,
         *,
@@ -267,35 +272,40 @@ class PredictionRun:
         self.dtype, self.progress = dtype, progress
         self.accelerator = make_accelerator()
         self._forward_fn = logits_of(model, dtype)
-        self._rendering = Rendering.of(model.task)
+        self._tasks = model.tasks
+        self._reserved = reserved_columns(self._tasks)
         self._renames: Mapping[str, str] = {}  # the task's columns -> the file's, if they differ
         self._counts = Predicted(rejects=destination.rejects)
         if writing.abstain_below:
-            check_abstention(model.task, writing.abstain_below)
+            check_abstention(model.one_task().task, writing.abstain_below)
 
     def predict_table(self, data: Data, reading: ReadOptions, name: str) -> Predicted:
         """Predicts the rows of a file or of memory, which are called ``name`` in messages."""
-        task, destination = self.model.task, self.destination
+        model, destination = self.model, self.destination
         rows_as_given: Sequence[Row] | None = None
         if isinstance(data, str | Path):
             reading = reading_for_prediction(self.model, data, reading)
-            reading = reading.for_file(data, self.model.columns, self.model.task.input_columns)
+            reading = reading.for_file(data, model.columns, model.input_columns)
         elif not isinstance(data, RowTable):
-            rows_as_given = in_memory(data, task)
+            rows_as_given = in_memory(data, model.row_columns)
             if reading.split_column is not None:
                 rows_as_given = rows_of_split(rows_as_given, reading.split_column, reading.split, name)
             data = rows_as_given
         self._renames = {} if reading.columns is None else reading.columns
         passthrough = self.writing.keep_columns
+        labels: Literal["optional", "unread"] = "unread"
         if destination.rendered:
-            passthrough = "all" if destination.form in self._rendering.formats_with_columns else "none"
+            rendering = Rendering.of(model.one_task().task)
+            passthrough = "all" if destination.form in rendering.formats_with_columns else "none"
+            labels = "optional" if rendering.renders_labels else "unread"
         with main_process_first(self.accelerator):
             table = load_table(
                 data,
-                task,
-                names=self.model.columns,
+                model.row_columns,
+                known_labels=model.labels,
+                names=model.columns,
                 reading=reading,
-                labels="optional" if destination.rendered and self._rendering.renders_labels else "unread",
+                labels=labels,
                 name=name,
                 passthrough=passthrough,
                 skip_errors=self.writing.on_error == "skip",
@@ -365,8 +375,10 @@ class PredictionRun:
         """Returns the counts with the messages on them."""
         counts = self._counts
         truncation = Truncation(rows=counts.rows - counts.resumed, cut_rows=counts.truncated)
-        cuts = Windows.of(self.model.task).cut_notes(truncation)
-        return replace(counts, cuts=cuts, warnings=counts.unknown.warnings(vocabulary_name(self.model)))
+        cuts = [note for task in self._tasks.values() for note in Windows.of(task).cut_notes(truncation)]
+        return replace(
+            counts, cuts=tuple(dict.fromkeys(cuts)), warnings=counts.unknown.warnings(vocabulary_name(self.model))
+        )
 
     @property
     def _chunk_size(self) -> int | None:
@@ -418,7 +430,9 @@ class PredictionRun:
             self._predict_chunks(rows, total, lambda chunk: partial.append(chunk.lines), completed)
 
             def finish() -> None:
-                vectors = self._rendering.vector_columns(self.model.config)
+                vectors: dict[str, int] = {}
+                for task in self._tasks.values():
+                    vectors |= Rendering.of(task).vector_columns(self.model.config)
                 raw = self.writing.csv_raw
                 finalize_output(partial.path, path, form=self.destination.form, raw=raw, vectors=vectors)
 
@@ -444,13 +458,14 @@ class PredictionRun:
 
     def _render(self, rows: Iterator[Row], total: int, path: Path) -> None:
         """Writes the files of a task's format, the requested file last."""
-        rendering, form, all_rows, chunks = self._rendering, self.destination.form, list(rows), list[Chunk]()
+        rendering = Rendering.of(self.model.one_task().task)
+        form, all_rows, chunks = self.destination.form, list(rows), list[Chunk]()
         notes = broadcast_from_main(self.accelerator, rendering.check, form, all_rows)
         self._predict_chunks(iter(all_rows), total, chunks.append)
 
         def write() -> None:
             pairs = [pair for chunk in chunks for pair in chunk.pairs]
-            files = rendering.render(form, [prediction for _, prediction in pairs], [row for row, _ in pairs])
+            files = rendering.render(form, [predictions[""] for _, predictions in pairs], [row for row, _ in pairs])
             for name in sorted(files, reverse=True):
                 with whole_file(sibling_output(path, name) if name else path) as file:
                     file.write(files[name])
@@ -459,26 +474,26 @@ class PredictionRun:
         self._counts = replace(self._counts, notes=(*self._counts.notes, *notes))
 
     def _predict_chunk(self, rows: Sequence[Row]) -> Chunk:
-        inputs = stored_names(self.model.task.input_columns)
+        inputs = stored_names(self.model.input_columns)
         canonical = [{name: row[name] for name in inputs if row.get(name) is not None} for row in rows]
-        predictions, features = self.model.predict_chunk(
+        by_head, features = self.model.predict_by_head(
             canonical, forward_fn=self._forward_fn, logits=self.writing.logits, explain=self.writing.explain
         )
         if self.writing.abstain_below:
-            predictions = [without_label(prediction, self.writing.abstain_below) for prediction in predictions]
+            by_head = {"": [without_label(each, self.writing.abstain_below) for each in by_head[""]]}
         token_ids = np.fromiter(chain.from_iterable(feature["input_ids"] for feature in features), np.int64)
         counts = Predicted(
             rows=len(rows),
             truncated=len({feature["row"] for feature in features if feature.get("lost_tokens", 0) > 0}),
             unknown=UnknownTokens.of([token_ids], self.model.require_tokenizer()),
         )
-        pairs = list(zip(rows, predictions, strict=True))
+        pairs = [(row, predictions_of_row(by_head, number)) for number, row in enumerate(rows)]
         if self.destination.rendered:
             return Chunk(counts, b"", pairs)
         return Chunk(counts, "".join(self._line(*pair) for pair in pairs).encode(), ())
 
-    def _line(self, row: Row, prediction: Prediction) -> str:
-        """Returns a row as JSON, the kept columns before the prediction."""
+    def _line(self, row: Row, predictions: Mapping[str, Prediction]) -> str:
+        """Returns a row as JSON, the kept columns before the predictions of the heads."""
         keep, kept = self.writing.keep_columns, row.get(PASSTHROUGH, row)
         if keep == "none":
             kept = {}
@@ -486,14 +501,10 @@ class PredictionRun:
             kept = json.loads(kept)
         else:  # rows in memory
             kept = {k: plain(v) for k, v in kept.items() if keep == "all" or k in keep}
-        content = prediction.to_json(
-            encode_vector=vector_text if self.destination.form in ("parquet", "npy") else float_list
-        )
-        content = dict(self._rendering.columns_of(content))
-        taken = self._rendering.reserved_names.union(content)
-        repeated = {
-            name for name in stored_names(self.model.task.input_columns) if self._renames.get(name, name) == name
-        }
+        encode_vector = vector_text if self.destination.form in ("parquet", "npy") else float_list
+        content = written_columns(self._tasks, predictions, encode_vector)
+        taken = self._reserved.union(content)
+        repeated = {name for name in stored_names(self.model.input_columns) if self._renames.get(name, name) == name}
         output: dict[str, Any] = {LINE: row[LINE]} if self.writing.on_error == "skip" else {}
         for name, value in kept.items():
             if name not in content or name not in repeated:

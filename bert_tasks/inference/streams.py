@@ -21,13 +21,13 @@ from bert_tasks.data.split_column import records_of_split
 from bert_tasks.data.validator import row_validator
 from bert_tasks.errors import DataError
 from bert_tasks.model.inputs import input_names
-from bert_tasks.model.task_model import TaskModel
+from bert_tasks.model.multitask import AnyModel
 
 STDIN_NAME = "standard input"
 _PATIENCE = 0.05  # seconds after which the rows that are there are predicted, though more may come
 
 
-def detected(reading: ReadOptions, path: Path, model: TaskModel) -> ReadOptions:
+def detected(reading: ReadOptions, path: Path, model: AnyModel) -> ReadOptions:
     """Returns the options with the format of a stored standard input."""
     if reading.format is not None:
         return reading
@@ -40,11 +40,11 @@ def detected(reading: ReadOptions, path: Path, model: TaskModel) -> ReadOptions:
     return replace(reading, format=layout.name)
 
 
-def _stream_format(model: TaskModel) -> StreamFormat:
+def _stream_format(model: AnyModel) -> StreamFormat:
     """Returns the format of the first line, unless it is a header of model columns."""
-    inputs = [column.name for column in source_columns(model.task.input_columns)]
+    inputs = [column.name for column in source_columns(model.input_columns)]
     headers = {header for name in inputs for header in (name, model.columns.get(name, name))}
-    return StreamFormat(name=STDIN_NAME, headers=headers, texts=tuple(text_columns(model.task.input_columns)))
+    return StreamFormat(name=STDIN_NAME, headers=headers, texts=tuple(text_columns(model.input_columns)))
 
 
 def has_descriptor(source: IO[bytes]) -> bool:
@@ -101,7 +101,7 @@ class _StreamPath(type(Path())):  # type: ignore[misc]  # the class of this plat
 @contextmanager
 def stream_rows(
     source: IO[bytes],
-    model: TaskModel,
+    model: AnyModel,
     reading: ReadOptions,
     keep_columns: PassthroughColumns,
     before_wait: Callable[[], None],
@@ -113,7 +113,7 @@ def stream_rows(
     """
     path = _StreamPath("/dev/stdin")
     path.content = StandardInput(source, before_wait)
-    columns = model.task.input_columns
+    columns = model.input_columns
     # A detected format has the columns that it names, without a format's own names or labels.
     layout = _stream_format(model) if reading.format is None else named_format(reading.format)
     layout.check_header(path, reading)

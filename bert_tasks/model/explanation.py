@@ -25,7 +25,6 @@ from bert_tasks.data.table import filled_batches
 from bert_tasks.encoder.heads import Head
 from bert_tasks.encoder.packing import PackedBatch, pack
 from bert_tasks.errors import UsageError
-from bert_tasks.model.pretrained import check_one_task
 from bert_tasks.model.pretrained_module import PretrainedModule, finite
 from bert_tasks.tasks.base import Feature, Task
 from bert_tasks.tasks.shared.explanation import (
@@ -61,7 +60,6 @@ def explainable_task(model: PretrainedModule, task: Task, dtype: str = "float32"
     Raises:
         UsageError: its task, its form or its precision has no explanations.
     """
-    check_one_task(task)
     if not Explainable.has(task):
         raise UsageError(
             f"{task.name} has no explanations. They are for tasks that predict a label, number, choice, answer or "

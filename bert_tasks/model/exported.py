@@ -24,14 +24,15 @@ from bert_tasks.encoder.heads import Head
 from bert_tasks.encoder.packing import Packed, PackedBatch, group_rows
 from bert_tasks.environment import check_libraries
 from bert_tasks.errors import CheckpointError, UsageError, argument
-from bert_tasks.model.fixed import FixedModel
+from bert_tasks.model.encoder_with_heads import EncoderWithHeads
+from bert_tasks.model.multitask import AnyModel, MultiTaskModel
 from bert_tasks.model.pretrained import CheckpointFolder, stated_task
+from bert_tasks.model.shared_heads import SharedLayout, SharedOutput
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.storage import sha256
-from bert_tasks.tasks import MultiTask
 from bert_tasks.tasks.base import PredictionT, Task
 from bert_tasks.tasks.embedding import Embedding
-from bert_tasks.tasks.multitask.head import SharedHeads, SharedLayout, SharedOutput
+from bert_tasks.tasks.several import head_key
 from bert_tasks.tasks.shared.hf_config import HFConfig
 from bert_tasks.variables import disable_telemetry
 
@@ -59,12 +60,12 @@ def input_names(config: EncoderConfig) -> tuple[str, ...]:
     return INPUTS if config.type_vocab_size > 1 else INPUTS[:2]
 
 
-def output_names(model: TaskModel) -> tuple[str, ...]:
+def output_names(model: AnyModel) -> tuple[str, ...]:
     """Returns transformers' names for a head, or ``NAME.logits`` for several tasks."""
-    if isinstance(model.task, MultiTask):
-        tasks = model.task.tasks.items()
-        return tuple(f"{name}.{output}" for name, task in tasks for output in _outputs_of(task))
-    return _outputs_of(model.task)
+    names: list[str] = []
+    for name, task in model.tasks.items():
+        names += [head_key(name, output) for output in _outputs_of(task)]
+    return tuple(names)
 
 
 def _outputs_of(task: Task) -> tuple[str, ...]:
@@ -84,11 +85,11 @@ class GraphModel:
 
     session: "onnxruntime.InferenceSession"
     outputs: tuple[str, ...]
-    head: Head
+    heads: Mapping[str, Head]
     pad_token_id: int
 
     @classmethod
-    def of(cls, model: TaskModel, content: bytes) -> Self:
+    def of(cls, model: AnyModel, content: bytes) -> Self:
         """Loads a graph of this model for the CPU, with torch's number of threads.
 
         Raises:
@@ -119,24 +120,21 @@ class GraphModel:
                         "Export the model again"
                     )
         outputs, padding = output_names(model), model.config.pad_token_id
-        return cls(session=session, outputs=outputs, head=model.head, pad_token_id=padding)
-
-    @property
-    def heads(self) -> list[Head]:
-        """The heads whose logits are the outputs of the graph."""
-        return [head for _, head in self.head.named_heads] if isinstance(self.head, SharedHeads) else [self.head]
+        heads = {name: of_head.head for name, of_head in model.heads.items()}
+        return cls(session=session, outputs=outputs, heads=heads, pad_token_id=padding)
 
     def packed_logits(self, batch: PackedBatch) -> Any:
         """Returns logits ``[B, L]``, or ``[R, L]`` for the tokens that the head reads."""
         device, layout = batch.input_ids.device, batch.layout
         batch = batch.to(torch.device("cpu"))
-        chunks: list[list[Tensor]] = [[] for _ in self.heads]
-        reads, row = _rows_read(self.heads, batch.layout), 0
+        heads = list(self.heads.values())
+        chunks: list[list[Tensor]] = [[] for _ in heads]
+        reads, row = _rows_read(heads, batch.layout), 0
         ordered = [read.sort() for read in reads]
         for lengths in rectangles(batch.layout.row_lengths):
             rows = slice(row, row + int(lengths.sum()))
             results = self.rectangle_logits(batch.input_ids[rows], batch.token_type_ids[rows], lengths)
-            for head, (positions, _), logits, chunk in zip(self.heads, ordered, results, chunks, strict=True):
+            for head, (positions, _), logits, chunk in zip(heads, ordered, results, chunks, strict=True):
                 if head.per_token:  # keeps only rows that are read, because logits over a vocabulary are large
                     first, end = torch.searchsorted(positions, torch.tensor([row, rows.stop])).tolist()
                     logits = logits.index_select(0, positions[first:end] - row)
@@ -144,19 +142,17 @@ class GraphModel:
             row = rows.stop
         places = [
             order.argsort() if head.per_token else batch.layout.sequence_of_row.index_select(0, read)
-            for head, read, (_, order) in zip(self.heads, reads, ordered, strict=True)
+            for head, read, (_, order) in zip(heads, reads, ordered, strict=True)
         ]
         pairs = zip(chunks, places, strict=True)
         return self.output([torch.cat(chunk).index_select(0, index).to(device) for chunk, index in pairs], layout)
 
     def output(self, logits: Sequence[Tensor], layout: Packed) -> Any:
         """Returns the output of the model's head for the logits of each of ``heads``."""
-        results = [head.from_graph(each) for head, each in zip(self.heads, logits, strict=True)]
-        if not isinstance(self.head, SharedHeads) or not isinstance(layout, SharedLayout):
-            return results[0]
-        names = [name for name, _ in self.head.named_heads]
-        per_token = tuple(head.per_token for head in self.heads)
-        return SharedOutput(logits=dict(zip(names, results, strict=True)), batches=layout.heads, per_token=per_token)
+        results = {name: head.from_graph(each) for (name, head), each in zip(self.heads.items(), logits, strict=True)}
+        if not isinstance(layout, SharedLayout):
+            return next(iter(results.values()))
+        return SharedOutput(logits=results, batches=layout.heads)
 
     def rectangle_logits(self, input_ids: Tensor, token_type_ids: Tensor, lengths: Tensor) -> list[Tensor]:
         """Pads sequences and runs them in one call, ``[N] -> [N, L]`` or ``[B, L]``.
@@ -175,7 +171,7 @@ class GraphModel:
             arrays = self.session.run(None, {name: feed[name] for name in taken})
         results = dict(zip(self.outputs, map(torch.from_numpy, arrays), strict=True))
         logits_of_heads = []
-        for head, names in zip(self.heads, outputs_by_head(self.outputs), strict=True):
+        for head, names in zip(self.heads.values(), outputs_by_head(self.outputs), strict=True):
             outputs = [results[name] for name in names]
             per_token, labels = head.per_token, head.num_logits
             shape = (*(mask.shape if per_token else mask.shape[:1]), *((labels,) if len(outputs) == 1 else ()))
@@ -241,21 +237,64 @@ def is_exported(name: str | Path) -> bool:
     return (Path(os.path.expanduser(name)) / RECORD).is_file()
 
 
-class ExportedModel(FixedModel[PredictionT]):
-    """A model of a graph. Its head selects tokens, and holds the transitions of a CRF."""
+class _Exported(EncoderWithHeads):
+    """A model of a graph. Its heads select tokens, and hold the transitions of a CRF."""
 
     no_weights_reason: ClassVar[str] = (
         "the model is already exported and has no weights. Use the model that it was exported from"
     )
+    graph: GraphModel
+    graph_sha256: str
+
+    def check_graph(self, folder: CheckpointFolder) -> None:
+        """Checks that the graph belongs to the tasks, and loads the values that are outside the graph."""
+        path, nodes = folder.path, {node.name: node for node in self.graph.session.get_outputs()}
+        for head, names in zip(self.graph.heads.values(), outputs_by_head(self.graph.outputs), strict=True):
+            count = (None, *nodes[names[0]].shape)[-1] if len(names) == 1 else len(names)
+            count, expected = count if isinstance(count, int) else None, head.num_logits
+            if count != expected:
+                raise CheckpointError(
+                    f"{path}: the graph returns {count} logits, but config.json states {expected} labels"
+                )
+        shapes = {f"head.{name}": tensor.shape for name, tensor in self.head.outside_graph.items()}
+        if shapes:
+            tensors = read_head_tensors(path)
+            if tensors is None or {name: tensors[name].shape for name in shapes if name in tensors} != shapes:
+                raise CheckpointError(f"{path}: task_head.safetensors is missing or does not belong to the stored task")
+            checked = checked_tensors({name: tensors[name] for name in shapes}, dict.fromkeys(shapes, torch.float32))
+            self.load_state_dict(checked, strict=False)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the head, which is the CPU for a head without parameters (a decoder that is the table)."""
+        parameter = next(self.parameters(), None)
+        return torch.device("cpu") if parameter is None else parameter.device
+
+    def packed_logits(self, batch: PackedBatch) -> Any:
+        return self.graph.packed_logits(batch)
+
+    def forward(self, input_ids: Tensor | PackedBatch, *_: Any, **__: Any) -> Any:
+        if not isinstance(input_ids, PackedBatch):
+            raise UsageError(f"it accepts packed batches, not padded tensors, because {self.no_weights_reason}")
+        return self.packed_logits(input_ids)
+
+    def train(self, mode: bool = True) -> Self:
+        if mode:
+            self.check_parameters()
+        return super().train(mode)
+
+    def check_parameters(self) -> None:
+        raise UsageError(f"it can be neither trained nor saved, because {self.no_weights_reason}")
+
+
+class ExportedModel(_Exported, TaskModel[PredictionT]):
+    """An exported model of one task."""
 
     def __init__(self, hf_config: Mapping[str, Any], task: Task[PredictionT], *, graph: bytes) -> None:
-        super().__init__(hf_config, task)
-        self.head = task.head(self.config)
-        for parameter in self.head.parameters():  # unread values are the same in each copy
-            parameter.detach().zero_()
-        self.graph = GraphModel.of(self, graph)
-        self.graph_sha256 = sha256(graph)
-        self.eval()
+        with torch.device("meta"):
+            super().__init__(hf_config, task)
+        self.head = self.new_head()
+        _replace_encoder(self, graph)
 
     @classmethod
     def _from_folder(
@@ -268,32 +307,46 @@ class ExportedModel(FixedModel[PredictionT]):
         check_libraries(["onnxruntime"], extra="export", purpose="exported models")
         if fixed := sorted(options.keys() & _FIXED):
             raise UsageError(f"{folder.path} is exported, which fixes {', '.join(fixed)}. Export the model again")
-        path = folder.path
         if folder.head_name is not None:
             raise UsageError(
-                f"{path} is exported with all of its tasks. Remove {argument('task', folder.head_name)}, or export "
-                "this task alone"
+                f"{folder.path} is exported with all of its tasks. Remove {argument('task', folder.head_name)}, or "
+                "export this task alone"
             )
-        model = cls(folder.hf_config, stated_task(folder, task, options), graph=_checked_graph(path))
-        nodes = {node.name: node for node in model.graph.session.get_outputs()}
-        for head, names in zip(model.graph.heads, outputs_by_head(model.graph.outputs), strict=True):
-            count = (None, *nodes[names[0]].shape)[-1] if len(names) == 1 else len(names)
-            count, expected = count if isinstance(count, int) else None, head.num_logits
-            if count != expected:
-                raise CheckpointError(
-                    f"{path}: the graph returns {count} logits, but config.json states {expected} labels"
-                )
-        shapes = {f"head.{name}": tensor.shape for name, tensor in model.head.outside_graph.items()}
-        if shapes:
-            tensors = read_head_tensors(path)
-            if tensors is None or {name: tensors[name].shape for name in shapes if name in tensors} != shapes:
-                raise CheckpointError(f"{path}: task_head.safetensors is missing or does not belong to the stored task")
-            checked = checked_tensors({name: tensors[name] for name in shapes}, dict.fromkeys(shapes, torch.float32))
-            model.load_state_dict(checked, strict=False)
+        model = cls(folder.hf_config, stated_task(folder, task, options), graph=_checked_graph(folder.path))
+        model.check_graph(folder)
         return model
 
+
+class _ExportedHead(_Exported, TaskModel[PredictionT]):
+    """The model of one of several exported tasks, which knows its task but cannot run alone."""
+
     def packed_logits(self, batch: PackedBatch) -> Any:
-        return self.graph.packed_logits(batch)
+        raise UsageError("a task that was exported with others is predicted with them. Export this task alone")
+
+
+class ExportedMultiTaskModel(_Exported, MultiTaskModel):
+    """An exported model of several tasks, whose encoder is in the graph once."""
+
+    head_class: ClassVar[type[TaskModel]] = _ExportedHead
+
+    @classmethod
+    def _from_folder(cls, folder: CheckpointFolder) -> Self:
+        check_libraries(["onnxruntime"], extra="export", purpose="exported models")
+        model = cls._without_weights(folder)
+        model.replace_heads(model.new_head())
+        _replace_encoder(model, _checked_graph(folder.path))
+        model.check_graph(folder)
+        return model
+
+
+def _replace_encoder(model: ExportedModel[Any] | ExportedMultiTaskModel, graph: bytes) -> None:
+    """Replaces the encoder of a model by a graph. Unread values of the heads are the same in each copy."""
+    del model.encoder
+    for parameter in model.head.parameters():
+        parameter.detach().zero_()
+    model.graph = GraphModel.of(model, graph)
+    model.graph_sha256 = sha256(graph)
+    model.eval()
 
 
 def _checked_graph(path: Path) -> bytes:

@@ -8,38 +8,42 @@ from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
-from bert_tasks.data.table import RowTable, Samples, Truncation, cached_features
+from bert_tasks.data.table import RowTable, Samples, SampleUnit, Truncation, cached_features
 from bert_tasks.data.unknown_tokens import UnknownTokens
 from bert_tasks.environment import installed_version
 from bert_tasks.errors import DataError
-from bert_tasks.model.task_model import TaskModel
+from bert_tasks.model.multitask import AnyModel
 from bert_tasks.storage import sha256_file
-from bert_tasks.tasks.base import Task
-from bert_tasks.tasks.shared.features import checked_features
 from bert_tasks.tasks.shared.fitting import Fitting
 from bert_tasks.tasks.shared.windows import Windows
 
 FEATURE_ROWS = 1000  # rows per call of ``Task.features``
 
 
-def vocabulary_name(model: TaskModel) -> str:
+def vocabulary_name(model: AnyModel) -> str:
     """Returns the name of a vocabulary, which is the model's or the tokenizer's."""
     tokenizer = str(model.require_tokenizer().name_or_path)
     return model.origin.name if model.origin is not None else tokenizer if tokenizer else "the tokenizer"
 
 
-def unknown_tokens(samples: Samples, model: TaskModel) -> UnknownTokens:
+def unknown_tokens(samples: Samples, model: AnyModel) -> UnknownTokens:
     """Counts the unknown tokens of a table's features."""
     return UnknownTokens.of_features(samples.features, model.require_tokenizer())
 
 
-def input_notes(samples: Samples, model: TaskModel, *, rows: int) -> tuple[str, ...]:
+def input_notes(samples: Samples, model: AnyModel, *, rows: int) -> tuple[str, ...]:
     """Returns messages about truncated input and unknown tokens."""
-    cuts = Windows.of(model.task).cut_notes(Truncation.of(samples.features, rows=rows))
-    return (*cuts, *unknown_tokens(samples, model).notes(vocabulary_name(model)))
+    return (*cut_notes(samples, model, rows=rows), *unknown_tokens(samples, model).notes(vocabulary_name(model)))
 
 
-def tokenized(table: RowTable, task: Task, model: TaskModel) -> Samples:
+def cut_notes(samples: Samples, model: AnyModel, *, rows: int) -> tuple[str, ...]:
+    """Returns messages about truncated input. Rows of several tasks are cut alike for all of them."""
+    cuts = Truncation.of(samples.features, rows=rows)
+    notes = [note for task in model.tasks.values() for note in Windows.of(task).cut_notes(cuts)]
+    return tuple(dict.fromkeys(notes))
+
+
+def tokenized(table: RowTable, model: AnyModel) -> Samples:
     """Returns the table's features, from the cache if the rows were tokenised before.
 
     A part has the features of the whole table, unless the features of a row depend on the rows around it.
@@ -48,26 +52,29 @@ def tokenized(table: RowTable, task: Task, model: TaskModel) -> Samples:
         DataError: A window is longer than the model's positions.
         UsageError: An id of a feature has no embedding.
     """
-    if table.part is not None and not Windows.of(task).needs_document_context:
+    if table.part is not None and not model.needs_document_context:
         whole, rows = table.part
-        return tokenized(whole, task, model).of_rows(rows)
+        return tokenized(whole, model).of_rows(rows)
+    about_tasks = []
+    for name, task in model.tasks.items():
+        task_class = type(task)
+        code = sha256_file(Path(inspect.getfile(task_class)))
+        qualified = f"{task_class.__module__}:{task_class.__qualname__}"
+        about_tasks.append([name, qualified, code, list(task.labels), Fitting.of(task).settings()])
     key = {
-        "task": f"{type(task).__module__}:{type(task).__qualname__}",
-        "code": sha256_file(Path(inspect.getfile(type(task)))),
-        "labels": list(task.labels),
-        "settings": Fitting.of(task).settings(),
+        "tasks": about_tasks,
         "embeddings": [model.config.vocab_size, model.config.type_vocab_size],  # what the ids are checked against
         "version": version("bert-tasks"),
-        **{name: installed_version(name) for name in Windows.of(task).libraries},
+        **{name: installed_version(name) for name in model.libraries},
     }
     features = cached_features(
         table,
-        features=lambda rows, tokenizer: checked_features(task, rows, tokenizer, model.config),
+        features=model.features,
         tokenizer=model.require_tokenizer(),
         key=key,
-        batch_size=None if Windows.of(task).needs_document_context else FEATURE_ROWS,
+        batch_size=None if model.needs_document_context else FEATURE_ROWS,
     )
-    samples = Samples.of(features, Fitting.of(task).sample, count=len(table))
+    samples = Samples.of(features, _sample_unit(model), count=len(table))
     longest = int(samples.tokens.max(initial=0))
     if longest > model.config.usable_length:
         raise DataError(
@@ -76,7 +83,15 @@ def tokenized(table: RowTable, task: Task, model: TaskModel) -> Samples:
     return replace(samples, tables=tuple(rows for _, rows in table.joined_sources))
 
 
-def training_samples(table: RowTable, task: Task, model: TaskModel) -> Samples:
+def _sample_unit(model: AnyModel) -> SampleUnit:
+    """Returns what a sample is. Several tasks share all windows of a row."""
+    tasks = list(model.tasks.values())
+    return Fitting.of(tasks[0]).sample if len(tasks) == 1 else "row"
+
+
+def training_samples(table: RowTable, model: AnyModel) -> Samples:
     """Returns the features of ``tokenized``, with all rows of a group as one sample."""
-    samples, fitting = tokenized(table, task, model), Fitting.of(task)
-    return samples.grouped(fitting.groups(table)) if fitting.sample == "group" else samples
+    samples = tokenized(table, model)
+    if _sample_unit(model) != "group":
+        return samples
+    return samples.grouped(Fitting.of(model.one_task().task).groups(table))

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from bert_tasks.environment import check_libraries
 from bert_tasks.errors import UsageError
 from bert_tasks.model.exported import import_onnxruntime, input_names, output_names, outputs_by_head
-from bert_tasks.model.task_model import TaskModel
-from bert_tasks.tasks.multitask.head import SharedOutput
+from bert_tasks.model.multitask import AnyModel
+from bert_tasks.model.shared_heads import SharedOutput
 
 if TYPE_CHECKING:
     import onnx
@@ -29,7 +29,7 @@ LIBRARIES = ("onnx", "onnxruntime", "onnxscript")
 class _PaddedCall(nn.Module):
     """The padded call of a model, with the inputs and outputs of the graph only."""
 
-    def __init__(self, model: TaskModel) -> None:
+    def __init__(self, model: AnyModel) -> None:
         super().__init__()
         self.model = model
         self.splits = [len(names) > 1 for names in outputs_by_head(output_names(model))]
@@ -46,7 +46,7 @@ class _PaddedCall(nn.Module):
         return tuple(tensor for of_head in parts for tensor in of_head)
 
 
-def exported_graph(model: TaskModel) -> "onnx.ModelProto":
+def exported_graph(model: AnyModel) -> "onnx.ModelProto":
     """Returns the float32 graph of a padded call, with free batch size and length.
 
     Its inputs are ``input_names``, each int64 ``[B, T]``. Its outputs are ``output_names``, which are logits ``[B,
@@ -91,11 +91,11 @@ def exported_graph(model: TaskModel) -> "onnx.ModelProto":
     return graph
 
 
-def check_int8(model: TaskModel) -> None:
+def check_int8(model: AnyModel) -> None:
     """Raises UsageError if the head multiplies with a table over the vocabulary."""
     if model.head.reads_embeddings:
         raise UsageError(
-            f"int8 is not supported for {model.task.name}, because its head has a weight for each token. Use float32"
+            f"int8 is not supported for {model.task_name}, because its head has a weight for each token. Use float32"
         )
 
 

@@ -1,7 +1,7 @@
 """The trained model and the rows of evaluation, prediction, serving and export."""
 
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -16,6 +16,7 @@ from bert_tasks.data.columns import (
     complete_row,
     read_for_others,
     rename_row,
+    without_labels,
 )
 from bert_tasks.data.formats import FORMATS
 from bert_tasks.data.problems import RowError, did_you_mean, end_sentence
@@ -33,12 +34,14 @@ from bert_tasks.data.trained_reading import TrainedReading
 from bert_tasks.data.validator import unknown_column
 from bert_tasks.distributed import is_main_process
 from bert_tasks.errors import CheckpointError, DataError, UsageError, argument
-from bert_tasks.model.exported import ExportedModel, is_exported
-from bert_tasks.model.pretrained import CheckpointFolder, check_one_task, check_trained, folder_task
+from bert_tasks.model.exported import ExportedModel, ExportedMultiTaskModel, is_exported
+from bert_tasks.model.multitask import AnyModel, MultiTaskModel
+from bert_tasks.model.pretrained import CheckpointFolder, check_trained, folder_task, stored_heads
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.storage import check_path
 from bert_tasks.tasks import tasks_with_head
 from bert_tasks.tasks.base import Task
+from bert_tasks.tasks.several import SEVERAL, HeadTask, choose_one
 from bert_tasks.tasks.shared.hf_config import HFConfig
 
 _log = logging.getLogger("bert_tasks")
@@ -46,8 +49,34 @@ _log = logging.getLogger("bert_tasks")
 Data = str | Path | RowTable | Sequence[Row] | Sequence[str] | Sequence[tuple[str, ...]] | Frame
 
 
+def open_model(
+    name: str | Path,
+    *,
+    task: str | type[Task] | None = None,
+    revision: str | None = None,
+    adapter: str | Path | None = None,
+    options: Mapping[str, Any] = MappingProxyType({}),
+    served_as: Callable[[type[Task]], type[Task]] | None = None,
+) -> AnyModel:
+    """Opens a saved model of one task, of one of several tasks, or of several tasks. See ``TaskModel.load``.
+
+    Raises:
+        CheckpointError: The folder cannot be used.
+        UsageError: A task or a setting is unknown, or settings are for several tasks.
+    """
+    if task is None and adapter is None:
+        folder = CheckpointFolder.open(resolve(name, revision=revision))
+        if folder.task == SEVERAL:
+            if options:
+                raise choose_one(stored_heads(folder))
+            return (ExportedMultiTaskModel if is_exported(name) else MultiTaskModel).load(name, revision=revision)
+    if adapter is None and is_exported(name):
+        return ExportedModel.load(name, task=task, revision=revision, options=options, served_as=served_as)
+    return TaskModel.load(name, task=task, revision=revision, options=options, served_as=served_as, adapter=adapter)
+
+
 def load_trained(
-    model: TaskModel | str | Path,
+    model: AnyModel | str | Path,
     *,
     task: str | type[Task] | None,
     settings: Mapping[str, Any] | None,
@@ -55,7 +84,7 @@ def load_trained(
     revision: str | None,
     data: Data | None = None,
     adapter: str | Path | None = None,
-) -> TaskModel:
+) -> AnyModel:
     """Loads a model, whose head must be complete. onnxruntime runs an exported folder.
 
     The columns of ``reading`` and ``data`` say whether a classifier of transformers reads one text or two. For
@@ -65,7 +94,7 @@ def load_trained(
         CheckpointError: The head, or a part of it, is not in the files.
         UsageError: A setting is not one of the task's.
     """
-    if isinstance(model, TaskModel):
+    if isinstance(model, AnyModel):
         if settings or adapter is not None:
             raise UsageError(
                 "settings and adapters are for a model that is loaded from files. For a model in memory, replace "
@@ -73,32 +102,37 @@ def load_trained(
             )
         return model
     check_path(model, CheckpointError)
-    options: dict[str, Any] = {
-        "task": task,
-        "revision": revision,
-        "options": {} if settings is None else settings,
-        "served_as": lambda task: _task_of_columns(task, data, reading),
-    }
-    if adapter is not None:
-        trained: TaskModel = TaskModel.load(model, adapter=adapter, **options)
-    else:
-        trained = (ExportedModel if is_exported(model) else TaskModel).load(model, **options)
-    check_trained(model if adapter is None else adapter, trained.task, trained.load_report)
+    trained = open_model(
+        model,
+        task=task,
+        revision=revision,
+        adapter=adapter,
+        options={} if settings is None else settings,
+        served_as=lambda task: _task_of_columns(task, data, reading),
+    )
+    for of_head in trained.heads.values():
+        check_trained(model if adapter is None else adapter, of_head.task, of_head.load_report)
     return trained
 
 
-def trained_task(
+def trained_tasks(
     model: str | Path,
     *,
     task: str | type[Task] | None,
     settings: Mapping[str, Any] | None,
     reading: ReadOptions,
     revision: str | None,
-) -> tuple[Task, Mapping[str, str]]:
-    """Returns the task and the ``columns`` of ``load_trained`` from config.json alone."""
+) -> dict[str, HeadTask]:
+    """Returns the tasks and the ``columns`` of ``load_trained`` from config.json alone."""
     folder = CheckpointFolder.open(resolve(model, revision=revision, weights=False)).of_task(task)
     fields = {} if settings is None else settings
-    return folder_task(folder, task, fields, lambda head: _task_of_columns(head, None, reading))[0], folder.columns
+    if task is None and folder.task == SEVERAL:
+        heads = stored_heads(folder)
+        if fields:
+            raise choose_one(heads)
+        return heads
+    built, _ = folder_task(folder, task, fields, lambda head: _task_of_columns(head, None, reading))
+    return {"": HeadTask(task=built, columns=folder.columns)}
 
 
 def _task_of_columns(default: type[Task], data: Data | None, reading: ReadOptions) -> type[Task]:
@@ -121,8 +155,8 @@ def _task_of_columns(default: type[Task], data: Data | None, reading: ReadOption
 
 def renamed(
     data: Data,
-    task: Task,
-    columns: Mapping[str, str] | None,
+    columns: Columns,
+    given_names: Mapping[str, str] | None,
     source: str = "rows",
     *,
     stored: Mapping[str, str] = MappingProxyType({}),
@@ -131,7 +165,9 @@ def renamed(
     """Renames the columns of data, in memory, to the task's names.
 
     Args:
-        columns: The task's columns -> the columns of the rows.
+        data: The rows.
+        columns: The columns that are read.
+        given_names: The task's columns -> the columns of the rows.
         source: The name of the rows in messages.
         stored: The task's columns -> the columns of the training data, which rows may have instead.
         read_labels: True if the column of labels is read, too.
@@ -141,17 +177,17 @@ def renamed(
     """
     if isinstance(data, str | Path | RowTable):
         return data
-    renames = {} if columns is None else columns
-    originals, names = in_memory(data, task, source), {**stored, **renames}
-    if isinstance(task.row_columns, Mapping):
+    renames = {} if given_names is None else given_names
+    originals, names = in_memory(data, columns, source), {**stored, **renames}
+    if isinstance(columns, Mapping):
         return originals  # each task has the names of its columns
     rows = []
     for number, row in enumerate(originals, start=1):
         try:
-            rows.append(complete_row(row, task.columns, names))
+            rows.append(complete_row(row, columns, names))
         except RowError as error:
             raise DataError(f"{source}:{number}: {error}") from None
-    is_read = {column.name: read_labels or not column.is_label for column in task.columns}
+    is_read = {column.name: read_labels or not column.is_label for column in columns}
     present = list(dict.fromkeys(str(name) for row in rows for name in row)) if renames else []
     for name, other in renames.items():
         if name not in is_read:
@@ -161,18 +197,18 @@ def renamed(
             problem = end_sentence(f"no column {other!r}{did_you_mean(other, present)}")
             raise DataError(f"{source}: {problem} The columns are {columns_of_rows}")
     others = {name: other for name, other in stored.items() if name not in renames}
-    hidden = {*renames, *read_for_others(task.columns, renames)}
+    hidden = {*renames, *read_for_others(columns, renames)}
     for i, row in enumerate(rows):
         moved = {name: row[other] for name, other in renames.items() if other in row}
         unchanged = {name: value for name, value in row.items() if name not in hidden}
-        rows[i] = rename_row({**unchanged, **moved}, others, task.columns)
+        rows[i] = rename_row({**unchanged, **moved}, others, columns)
     return rows
 
 
-def in_memory(data: Iterable[Row | str | tuple[str, ...]] | Frame, task: Task, source: str = "rows") -> list[Row]:
+def in_memory(data: Iterable[Row | str | tuple[str, ...]] | Frame, columns: Columns, source: str = "rows") -> list[Row]:
     """Returns rows in memory as mappings. See ``as_row`` and ``rows_in_memory``."""
-    columns = task.input_columns
-    return [as_row(row, columns, number) for number, row in enumerate(rows_in_memory(data, source))]
+    inputs = without_labels(columns)
+    return [as_row(row, inputs, number) for number, row in enumerate(rows_in_memory(data, source))]
 
 
 def input_names(
@@ -186,7 +222,7 @@ def input_names(
     return {task: name for task, name in ({} if renames is None else renames).items() if task in task_names}
 
 
-def reading_for_labels(model: TaskModel, data: Data, reading: ReadOptions) -> ReadOptions:
+def reading_for_labels(model: AnyModel, data: Data, reading: ReadOptions) -> ReadOptions:
     """Returns the options for a file with labels, as the model's training file was read.
 
     They are the options of the caller, and the options of the training file that the caller leaves open, if the file
@@ -198,7 +234,7 @@ def reading_for_labels(model: TaskModel, data: Data, reading: ReadOptions) -> Re
     return _with_trained(model.reading, data, reading)
 
 
-def reading_for_prediction(model: TaskModel, data: Data, reading: ReadOptions) -> ReadOptions:
+def reading_for_prediction(model: AnyModel, data: Data, reading: ReadOptions) -> ReadOptions:
     """Returns the options as ``reading_for_labels``, with each line of a text file as a text."""
     return _with_trained(model.reading.without_document(), data, reading)
 
@@ -223,8 +259,9 @@ def _with_trained(trained: TrainedReading, data: Data, reading: ReadOptions) -> 
 
 def load_table(
     data: Data,
-    task: Task,
+    columns: Columns,
     *,
+    known_labels: Sequence[str] = (),
     names: Mapping[str, str] = MappingProxyType({}),
     reading: ReadOptions | None = None,
     labels: Literal["required", "optional", "unread"] = "required",
@@ -235,6 +272,9 @@ def load_table(
     """Returns a validated table of a file, of rows in memory, or the table itself.
 
     Args:
+        data: The rows.
+        columns: The columns that are read, with labels.
+        known_labels: The labels of the task, if it has one and they are known.
         names: The task's columns -> their names in the model's training data, which the data may have instead.
         reading: How to read a file, and the names of columns.
         labels: "required" or "optional" for every row, or "unread".
@@ -246,29 +286,29 @@ def load_table(
     """
     if isinstance(data, RowTable):
         return data
-    if reading is not None and reading.columns:
-        check_one_task(task)  # the names of columns belong to a task
-    columns = task.input_columns if labels == "unread" else task.row_columns
+    if reading is not None and reading.columns and isinstance(columns, Mapping):
+        raise choose_one(columns)  # the names of columns belong to a task
+    read = without_labels(columns) if labels == "unread" else columns
     require = labels == "required"
     options = ReadOptions() if reading is None else reading
     if not isinstance(data, str | Path):
         if options.split_column is not None:
             data = rows_of_split(rows_in_memory(data, name), options.split_column, options.split, name)
-        rows = renamed(data, task, options.columns, name, stored=names, read_labels=labels != "unread")
+        rows = renamed(data, columns, options.columns, name, stored=names, read_labels=labels != "unread")
         return RowTable.from_rows(
-            rows, name, columns, require_labels=require, labels=task.labels, skip_errors=skip_errors
+            rows, name, read, require_labels=require, labels=known_labels, skip_errors=skip_errors
         )
-    if options.columns is not None and labels == "unread":
-        unread = {column.name for column in task.columns if column.is_label}
+    if options.columns and not isinstance(columns, Mapping) and labels == "unread":
+        unread = {column.name for column in columns if column.is_label}
         options = replace(options, columns={k: v for k, v in options.columns.items() if k not in unread})
     files = matching_files(data)
     tables = [
         read_table(
             file,
-            columns=columns,
-            reading=options.for_file(file, names, columns),
+            columns=read,
+            reading=options.for_file(file, names, read),
             require_labels=require,
-            labels=task.labels,
+            labels=known_labels,
             passthrough=passthrough,
             skip_errors=skip_errors,
             name=None if name == "rows" or len(files) > 1 else name,

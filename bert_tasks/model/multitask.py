@@ -1,22 +1,66 @@
-"""``MultiTaskModel`` has several tasks whose heads are on one encoder."""
+"""``MultiTaskModel`` holds models of one task each around one encoder.
 
-from collections.abc import Mapping, Sequence
+A row has the cells of each task, and the encoder reads equal windows of a row once (shared_heads.py). Everything after
+the logits is work of the model of each task.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self, cast
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 import torch
+from torch import Tensor
 
+from bert_tasks.checkpoints.hub import origin, resolve
+from bert_tasks.checkpoints.stored_tokenizers import config_with_tokenizer, new_tokenizer
+from bert_tasks.checkpoints.tokenizers import with_segments
+from bert_tasks.data.checks import labelled_splits
+from bert_tasks.data.columns import Columns, HeadColumns, Row, input_rows, without_labels
 from bert_tasks.data.splits import Splits
-from bert_tasks.errors import UsageError
-from bert_tasks.model.task_model import Inputs, TaskModel
-from bert_tasks.tasks import MultiTask
-from bert_tasks.tasks.multitask.head import SharedHeads
-from bert_tasks.tasks.multitask.task import MultiTaskPrediction
-from bert_tasks.tasks.shared.fitting import Fitting
+from bert_tasks.encoder.packing import PackedBatch
+from bert_tasks.errors import CheckpointError, DataError, UsageError
+from bert_tasks.families import CONFIG_KEY, encoder_config
+from bert_tasks.model.encoder_with_heads import EncoderWithHeads, ForwardFn, Inputs
+from bert_tasks.model.pretrained import (
+    CheckpointFolder,
+    log_unfinished,
+    saved_config_of_several,
+    stored_heads,
+)
+from bert_tasks.model.pretrained_module import finite
+from bert_tasks.model.shared_heads import SharedHeads, SharedOutput, share
+from bert_tasks.model.task_model import TaskModel
+from bert_tasks.tasks.base import Feature, FeatureKeys, LossTerm, Prediction, Task
+from bert_tasks.tasks.several import (
+    ENTRIES,
+    SEVERAL,
+    HeadTask,
+    check_heads,
+    choose_one,
+    head_task,
+    head_tasks,
+    settings_of_several,
+)
+from bert_tasks.tasks.shared.rendering import Rendering
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Made = TypeVar("Made")
 
 
-class MultiTaskModel(TaskModel[MultiTaskPrediction]):
+class MultiTaskModel(EncoderWithHeads):
     """A model that predicts several tasks, for ``fit`` and ``evaluate``, too.
+
+    It holds a ``TaskModel`` for each task, and all of them share one encoder. ``forward``, ``with_layers`` and
+    ``save_pretrained`` are those of ``TaskModel``.
+
+    Attributes:
+        models: Name of each task -> its model. Use it for what belongs to one task, such as logits.
+        weights: Name of each task -> the weight of its loss.
+        tasks: Name of each task -> the task with its settings. Training replaces it (fitted thresholds).
 
     Example:
         >>> tasks = {
@@ -28,10 +72,68 @@ class MultiTaskModel(TaskModel[MultiTaskPrediction]):
         >>> model.predict({"text": "book a table for four"})
     """
 
-    assumed: tuple[str, ...] = ()  # tasks whose labels nobody has named yet
+    head: SharedHeads
+    head_kind = None
+    head_class: ClassVar[type[TaskModel]] = TaskModel
+
+    def __init__(self, models: Mapping[str, TaskModel], weights: Mapping[str, float] = MappingProxyType({})) -> None:
+        """Joins models of one task each around the encoder of the first one.
+
+        The encoders of the other models are not used any more. If they differ from the first one, train the joined
+        model before you use it.
+
+        Args:
+            models: Name of each task -> its model. Their encoders must have the same configuration. The models are
+                changed, because they share the first encoder afterwards.
+            weights: Name of a task -> weight of its loss. Default: 1.
+        """
+        _check_models(models, weights)
+        first = next(iter(models.values()))
+        with torch.device("meta"):
+            super().__init__(first.hf_config)
+        self.encoder, self.tokenizer, self.origin = first.encoder, first.tokenizer, first.origin
+        self.load_report, self.reading = first.load_report, first.reading
+        self._models = dict(sorted(models.items()))
+        self.weights = {name: weights.get(name, 1.0) for name in self._models}
+        self.head = SharedHeads({name: model.head for name, model in self._models.items()})
+        for name, model in self._models.items():
+            model.encoder = self.encoder
+            self._adopt_drawn(name)
+
+    @property
+    def models(self) -> dict[str, TaskModel]:
+        """The model of each task, around the encoder and with the tokenizer of this model.
+
+        A head that one of them has replaced, because its labels have become known, becomes a head of this model.
+        """
+        self._adopt_heads()
+        for model in self._models.values():
+            model.tokenizer = self._tokenizer
+            model.origin, model.reading, model.load_report = self.origin, self.reading, self.load_report
+        return self._models
+
+    def _adopt_heads(self) -> None:
+        """Takes over the heads that models of the tasks have replaced."""
+        for name, model in self._models.items():
+            if model.head is not self.head.heads[name]:
+                self.head.heads[name] = model.head
+                self._adopt_drawn(name)
+
+    def _adopt_drawn(self, name: str) -> None:
+        """Takes over which weights of a head were drawn."""
+        start = f"head.heads.{name}."
+        others = {key: value for key, value in self._drawn.items() if not key.startswith(start)}
+        drawn = self._models[name]._drawn
+        self._drawn = others | {key.replace("head.", start, 1): value for key, value in drawn.items()}
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        for model in self._models.values():  # which are no modules of this one
+            model.training = mode
+        return self
 
     @classmethod
-    def from_pretrained(  # type: ignore[override]  # one task or several
+    def from_pretrained(
         cls,
         name: str | Path,
         *,
@@ -51,97 +153,317 @@ class MultiTaskModel(TaskModel[MultiTaskPrediction]):
             UsageError: A task or setting is unknown, or the tasks cannot share an encoder.
         """
         if tasks is None:
-            return cls.load(name, task=MultiTask, revision=revision, options={})
+            return cls.load(name, revision=revision)
         if not isinstance(tasks, Mapping) or not tasks:
             raise UsageError(f"tasks is {tasks!r}, expected the name of each task and its settings")
-        models = {
-            head: TaskModel.load(name, task=_task_name(head, entry), revision=revision, options=_settings(entry))
-            for head, entry in tasks.items()
-        }
-        return cls._joined(models, tasks)
+        models, heads = {}, {}
+        for head, entry in tasks.items():
+            task_name, settings = _task_name(head, entry), _settings(entry)
+            models[head] = TaskModel.load(name, task=task_name, revision=revision, options=settings)
+            heads[head] = _checked(head_task, head, models[head].task, entry)
+            models[head].columns = heads[head].columns
+        return cls(models, {head: of_head.weight for head, of_head in heads.items()}).eval()
 
     @classmethod
-    def _joined(cls, models: Mapping[str, TaskModel], entries: Mapping[str, Mapping[str, Any]]) -> Self:
-        """Returns the model with the encoder of the first model and the heads of all."""
-        first = next(iter(models.values()))
-        task = MultiTask.of({name: model.task for name, model in models.items()}, entries)
-        with torch.device("meta"):
-            joined = cls(first.hf_config, task)
-        joined.encoder, joined.tokenizer, joined.origin = first.encoder, first.require_tokenizer(), first.origin
-        heads = cast("SharedHeads", joined.head).heads
-        for name, model in models.items():
-            heads[name] = model.head
-            drawn = model._drawn.items()
-            joined._drawn |= {key.replace("head.", f"head.heads.{name}.", 1): value for key, value in drawn}
-        joined.load_report = first.load_report
-        joined.assumed = tuple(name for name, model in models.items() if model.has_assumed_labels)
-        joined.has_assumed_labels = len(joined.assumed) > 0
-        return joined.eval()
+    def from_config(
+        cls,
+        config: Mapping[str, Any],
+        *,
+        tasks: Mapping[str, Mapping[str, Any]],
+        tokenizer: "str | Path | PreTrainedTokenizerBase",
+        seed: int = 42,
+    ) -> Self:
+        """Makes a model with random weights, in evaluation mode.
+
+        Args:
+            config, tokenizer, seed: See ``TaskModel.from_config``.
+            tasks: See ``from_pretrained``. Each task has ``labels``.
+
+        Raises:
+            CheckpointError: A family or field is unknown, a value does not fit, or there is no such tokenizer.
+            UsageError: A task or setting is unknown, or the tasks cannot share an encoder.
+        """
+        if isinstance(tokenizer, str | Path):
+            tokenizer = new_tokenizer(config, tokenizer)
+        hf_config = config_with_tokenizer(config, tokenizer)
+        tokenizer = with_segments(tokenizer, second=encoder_config(hf_config).second_segment)
+        heads = _checked(head_tasks, tasks)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = cls.of_tasks(hf_config, heads)
+        model.tokenizer = tokenizer
+        return model.eval()
+
+    @classmethod
+    def of_tasks(cls, hf_config: Mapping[str, Any], heads: Mapping[str, HeadTask]) -> Self:
+        """Returns a model with one new encoder and a new head for each task."""
+        models: dict[str, TaskModel] = {}
+        for name, head in heads.items():
+            if models:  # the encoder is that of the first model
+                with torch.device("meta"):
+                    model = cls.head_class(hf_config, head.task)
+                if next(iter(models.values())).device.type != "meta":
+                    model.head = model.new_head()
+            else:
+                model = cls.head_class(hf_config, head.task)
+            model.columns = head.columns
+            models[name] = model
+        return cls(models, {name: head.weight for name, head in heads.items()})
+
+    @classmethod
+    def load(cls, name: str | Path, *, revision: str | None) -> Self:
+        """Loads a saved model of several tasks."""
+        path = resolve(name, revision=revision)
+        log_unfinished(path)
+        folder = CheckpointFolder.open(path)
+        model = cls._from_folder(folder)
+        model.read_folder(folder, origin(name, folder.path, revision=revision))
+        return model.eval()
+
+    @classmethod
+    def _from_folder(cls, folder: CheckpointFolder) -> Self:
+        model = cls._without_weights(folder)
+        model.load_folder(folder, head_may_be_new=False)
+        return model
+
+    @classmethod
+    def _without_weights(cls, folder: CheckpointFolder) -> Self:
+        """Returns the model of a folder on the device "meta"."""
+        try:
+            with torch.device("meta"):
+                return cls.of_tasks(folder.hf_config, stored_heads(folder))
+        except UsageError as error:
+            raise CheckpointError(f"{folder.path}/config.json, key {CONFIG_KEY}: {error}") from None
+
+    def load_folder(self, folder: CheckpointFolder, *, head_may_be_new: bool) -> None:
+        super().load_folder(folder, head_may_be_new=head_may_be_new)
+        self.replace_heads(self.head)
+
+    def replace_heads(self, heads: SharedHeads) -> None:
+        """Gives this model and the models of the tasks other heads."""
+        self.head = heads
+        for name, head in heads.named_heads:
+            self._models[name].head = head
 
     @property
-    def models(self) -> dict[str, TaskModel]:
-        """The model of each task, around the same encoder and head."""
-        return models_of(self)
+    def heads(self) -> Mapping[str, TaskModel]:
+        """The same as ``models``, under the name that ``TaskModel`` has, too."""
+        return self.models
+
+    def one_task(self) -> TaskModel:
+        """Raises UsageError, where a model of one task returns itself."""
+        raise choose_one(self.models)
+
+    @property
+    def tasks(self) -> dict[str, Task]:
+        return {name: model.task for name, model in self.models.items()}
+
+    @tasks.setter
+    def tasks(self, tasks: Mapping[str, Task]) -> None:
+        for name, task in tasks.items():
+            self.models[name].task = task
+
+    def new_head(self) -> SharedHeads:
+        return SharedHeads({name: model.task.head(self.config) for name, model in self.models.items()})
+
+    def with_config(self, hf_config: Mapping[str, Any]) -> Self:
+        student = self.of_tasks(hf_config, self.head_tasks)
+        student.tokenizer = self._tokenizer
+        return student
+
+    @property
+    def head_tasks(self) -> dict[str, HeadTask]:
+        """The tasks with their columns and weights."""
+        return {
+            name: HeadTask(task=model.task, columns=model.columns, weight=self.weights[name])
+            for name, model in self.models.items()
+        }
+
+    @property
+    def task_name(self) -> str:
+        return SEVERAL
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return settings_of_several(self.head_tasks)
+
+    def saved_config(self) -> dict[str, Any]:
+        return saved_config_of_several(self.hf_config, self.head_tasks, self.reading)
+
+    @property
+    def has_assumed_labels(self) -> bool:
+        return any(model.has_assumed_labels for model in self.models.values())
+
+    def require_labels(self) -> None:
+        for model in self.models.values():
+            model.require_labels()
+
+    def read_labels(self, splits: Splits, *, unlabelled: bool) -> None:
+        for name, model in self.models.items():
+            of_head = labelled_splits(splits, name, model.task.columns, model.columns)
+            model.read_labels(of_head, unlabelled=unlabelled)
+        self._adopt_heads()
+
+    @property
+    def row_columns(self) -> Columns:
+        columns = {}
+        for name, model in self.models.items():
+            of_head = tuple(model.row_columns)
+            columns[name] = HeadColumns(columns=of_head, names=model.columns, labels=model.labels)
+        return columns
+
+    @property
+    def input_columns(self) -> Columns:
+        return without_labels(self.row_columns)
+
+    def features(self, rows: Sequence[Row], tokenizer: "PreTrainedTokenizerBase") -> list[Feature]:
+        """Returns the windows of all tasks, row by row, in the order of the tasks.
+
+        Raises:
+            DataError: A row has the input of no task.
+        """
+        by_row: dict[int, list[Feature]] = {number: [] for number in range(len(rows))}
+        for name, model in self.models.items():
+            cells = input_rows(rows, name)
+            numbers = list(cells)
+            for feature in model.features(list(cells.values()), tokenizer):
+                number = numbers[feature["row"]]
+                by_row[number].append({**feature, "row": number, "head": name})
+        for number, of_row in by_row.items():
+            if not of_row:
+                raise DataError(f"row {number + 1} has the input of none of the tasks {', '.join(self.models)}")
+        return [feature for of_row in by_row.values() for feature in of_row]
+
+    def prepare(
+        self, features: Sequence[Feature], keys: FeatureKeys, corpus: Sequence[Mapping[str, Any]]
+    ) -> Sequence[Feature]:
+        return features  # no task that draws its windows anew can be one of several
+
+    def collate(self, features: Sequence[Feature], *, position_offset: int, pad_groups: bool) -> PackedBatch:
+        return share(features, list(self.models), position_offset=position_offset, pad_groups=pad_groups)
+
+    def counts(self, features: Sequence[Feature]) -> dict[str, float]:
+        counts: dict[str, float] = {}
+        for name, model in self.models.items():
+            of_head = model.counts([feature for feature in features if feature.get("head") == name])
+            counts |= {_term(name, term, len(of_head)): count for term, count in of_head.items()}
+        return counts
+
+    def loss(self, logits: SharedOutput, batch: PackedBatch) -> tuple[LossTerm, ...]:
+        """Returns the terms of all tasks, such as ``intent/loss``, each with its own count and times its weight."""
+        terms: list[LossTerm] = []
+        for (name, model), head_batch in zip(self.models.items(), logits.batches, strict=True):
+            of_head = model.loss(logits.logits[name], head_batch)
+            for term in of_head:
+                weight = term.weight * self.weights[name]
+                terms.append(replace(term, name=_term(name, term.name, len(of_head)), weight=weight))
+        return tuple(terms)
+
+    def reduce(self, batch: PackedBatch, logits: SharedOutput, features: Sequence[Feature]) -> tuple[Tensor, ...]:
+        compact: dict[int, Tensor] = {}
+        for (name, model), head_batch in zip(self.models.items(), logits.batches, strict=True):
+            if head_batch.numbers:
+                of_head = [features[number] for number in head_batch.numbers]
+                compact |= zip(head_batch.numbers, model.reduce(head_batch, logits.logits[name], of_head), strict=True)
+        return tuple(compact[number] for number in range(len(features)))
 
     def save_adapter(self, folder: str | Path) -> None:
-        """Raises UsageError. The format of peft holds one head."""
         raise UsageError(f"peft holds one head. Call model.models[{next(iter(self.models))!r}].save_adapter")
 
-    def predict(  # type: ignore[override]  # several predictions for a row
-        self, inputs: Inputs, *, logits: bool = False, explain: bool = False
-    ) -> list[dict[str, Any]]:
+    @property
+    def can_save_adapter(self) -> bool:
+        return False
+
+    def predict(self, inputs: Inputs) -> list[dict[str, Prediction]]:
         """Returns the predictions of all tasks for each row, by the names of the tasks.
+
+        The models of single tasks in ``models`` compute logits and explanations, too.
 
         Args:
             inputs: One or several rows, each a text or a mapping with the columns that the tasks read.
-            logits, explain: Must be False. The models of single tasks in ``models`` compute them.
+
+        Returns:
+            For each row a dict from the name of a task to its prediction. A task without an input in the row is
+            missing.
 
         Raises:
             DataError: A row has the input of no task, or a value is of the wrong kind.
-            UsageError: ``logits`` or ``explain`` is true.
+            UsageError: The model has no tokenizer.
         """
+        return list(self.predict_rows(self.given_rows(inputs)))
+
+    def predict_by_head(
+        self, rows: Sequence[Row], *, forward_fn: ForwardFn | None = None, logits: bool = False, explain: bool = False
+    ) -> tuple[dict[str, list[Prediction | None]], Sequence[Feature]]:
+        self.require_labels()
         if logits or explain:
-            raise UsageError(f"logits and explanations belong to one task. Use models[{next(iter(self.models))!r}]")
-        return [dict(prediction.tasks) for prediction in self.predict_rows(self.given_rows(inputs))]
-
-    @property
-    def reading_task(self) -> MultiTask:
-        return self._multitask.with_labels(dict.fromkeys(self.assumed, ()))
-
-    def read_labels(self, splits: Splits, *, unlabelled: bool) -> None:
-        """Checks the rows of each task that have its label. See ``TaskModel.read_labels``."""
-        labelled = cast("MultiTask", Fitting.of(self.reading_task).label(splits, unlabelled=unlabelled))
-        self._set_task_labels({name: labelled.tasks[name].labels for name in self.assumed})
-
-    def _set_task_labels(self, labels: Mapping[str, Sequence[str]]) -> None:
-        models = self.models
-        for name, of_task in labels.items():
-            start = f"head.heads.{name}."
-            drawn = {key: value for key, value in self._drawn.items() if key.startswith(start)}
-            models[name]._drawn = {key.replace(f"heads.{name}.", "", 1): value for key, value in drawn.items()}
-            models[name].set_labels(of_task)
-            self._drawn = {key: value for key, value in self._drawn.items() if key not in drawn}
-            self._drawn |= {key.replace("head.", start, 1): value for key, value in models[name]._drawn.items()}
-            cast("SharedHeads", self.head).heads[name] = models[name].head
-        self.task = self._multitask.with_labels(labels)
-        self.assumed, self.has_assumed_labels = (), False
-
-    @property
-    def _multitask(self) -> MultiTask:
-        return cast("MultiTask", self.task)
+            raise choose_one(self.models)
+        for name, model in self.models.items():
+            for cells in input_rows(rows, name).values():
+                Rendering.of(model.task).check_rows([cells])
+        features = self.features(rows, self.require_tokenizer())
+        compact = self.forward_windows(
+            features,
+            forward_fn=lambda batch: finite(self.packed_logits(batch) if forward_fn is None else forward_fn(batch)),
+        )
+        return self.decode(compact, features, rows, self.tasks), features
 
 
-def models_of(model: TaskModel) -> dict[str, TaskModel]:
-    """Returns a model for each task of a model, around the same encoder and head."""
-    task, heads, models = cast("MultiTask", model.task), cast("SharedHeads", model.head).heads, {}
-    for name, of_task in task.tasks.items():
-        with torch.device("meta"):
-            single: TaskModel = TaskModel(model.hf_config, of_task)
-        single.encoder, single.head = model.encoder, cast("Any", heads[name])
-        single.tokenizer, single.origin, single.adapters = model.require_tokenizer(), model.origin, model.adapters
-        single.columns, single.reading = dict(task.heads[name].get("columns", {})), model.reading
-        models[name] = single.train(model.training)
-    return models
+AnyModel = TaskModel | MultiTaskModel
+
+
+def model_of_tasks(hf_config: Mapping[str, Any], heads: Mapping[str, HeadTask]) -> AnyModel:
+    """Returns a model of one or of several tasks with random weights."""
+    if "" in heads:
+        return TaskModel(hf_config, heads[""].task)
+    return MultiTaskModel.of_tasks(hf_config, heads)
+
+
+def new_model(config: Mapping[str, Any], heads: Mapping[str, HeadTask], *, tokenizer: str, seed: int = 42) -> AnyModel:
+    """Returns a new model of one or of several tasks. See ``TaskModel.from_config``."""
+    if "" in heads:
+        return TaskModel.from_config(config, task=heads[""].task, tokenizer=tokenizer, seed=seed)
+    entries = {name: head.entry() for name, head in heads.items()}
+    return MultiTaskModel.from_config(config, tasks=entries, tokenizer=tokenizer, seed=seed)
+
+
+def pretrained_model(name: str, heads: Mapping[str, HeadTask], *, revision: str | None) -> AnyModel:
+    """Returns a checkpoint with the head of one task, or the heads of several. See ``TaskModel.from_pretrained``."""
+    if "" in heads:
+        return TaskModel.from_pretrained(name, task=heads[""].task, revision=revision)
+    entries = {head_name: head.entry() for head_name, head in heads.items()}
+    return MultiTaskModel.from_pretrained(name, tasks=entries, revision=revision)
+
+
+def _check_models(models: Mapping[str, TaskModel], weights: Mapping[str, float]) -> None:
+    """Raises UsageError if models of single tasks cannot share an encoder."""
+    if not isinstance(models, Mapping) or not models:
+        raise UsageError(f"models is {models!r}, expected the name of each task and its model")
+    unknown = sorted(weights.keys() - models.keys())
+    if unknown:
+        raise UsageError(f"weights has the unknown task {unknown[0]!r}. The tasks are {', '.join(models)}")
+    first = next(iter(models.values()))
+    for name, model in models.items():
+        if model.config != first.config:
+            raise UsageError(f"tasks.{name}: its encoder has another configuration than that of the first model")
+    _checked(check_heads, {name: HeadTask(task=model.task) for name, model in models.items()})
+
+
+def _checked(make: Callable[..., Made], *arguments: Any) -> Made:
+    """Returns the result of a function of tasks/several.py, whose ValueError is one of the caller's arguments."""
+    try:
+        return make(*arguments)
+    except (ValueError, TypeError) as error:
+        raise UsageError(str(error)) from None
+
+
+def _term(name: str, term: str, count: int) -> str:
+    """Returns the name of a task's loss term, "loss" for a single term."""
+    return f"{name}/{'loss' if count == 1 else term}"
 
 
 def _task_name(name: str, entry: Mapping[str, Any]) -> str:
@@ -154,6 +476,6 @@ def _task_name(name: str, entry: Mapping[str, Any]) -> str:
 
 
 def _settings(entry: Mapping[str, Any]) -> dict[str, Any]:
-    settings = {key: value for key, value in entry.items() if key not in MultiTask.entries}
+    settings = {key: value for key, value in entry.items() if key not in ENTRIES}
     labels = settings.get("labels")
     return {**settings, "labels": tuple(labels)} if isinstance(labels, list | tuple) else settings

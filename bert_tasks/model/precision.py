@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from bert_tasks.encoder.cpu import slow_bfloat16
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import UsageError
+from bert_tasks.model.encoder_with_heads import ForwardFn
 from bert_tasks.model.exported import GraphModel
 from bert_tasks.model.graph import check_int8, exported_graph, quantized_graph
-from bert_tasks.model.task_model import ForwardFn, TaskModel
+from bert_tasks.model.multitask import AnyModel
 
 DType = Literal["float32", "bf16", "int8"]
 
@@ -30,7 +31,7 @@ def check_dtype(dtype: str) -> None:
         raise UsageError(f"dtype is {dtype!r}, expected one of {', '.join(map(repr, get_args(DType)))}")
 
 
-def logits_of(model: TaskModel, dtype: DType) -> ForwardFn:
+def logits_of(model: AnyModel, dtype: DType) -> ForwardFn:
     """Returns the function of logits in float32, in bfloat16 or by an int8 graph.
 
     Graph and bfloat16 have copies of the weights, which do not follow later changes. A graph takes seconds to make.
@@ -56,7 +57,7 @@ def float32(logits: Any) -> Any:
     return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
 
 
-def _bfloat16_logits(model: TaskModel) -> ForwardFn:
+def _bfloat16_logits(model: AnyModel) -> ForwardFn:
     """Runs the encoder's linear layers in bfloat16, and all else in float32."""
     encoder = copy.deepcopy(
         model.encoder, {id(parameter): parameter for parameter in model.encoder.parameters()}
@@ -76,7 +77,7 @@ def _bfloat16_logits(model: TaskModel) -> ForwardFn:
     return run
 
 
-def _int8_logits(model: TaskModel) -> ForwardFn:
+def _int8_logits(model: AnyModel) -> ForwardFn:
     """Weights have 7 bits on processors without VNNI, see ``quantized_graph``."""
     capabilities = torch.cpu.get_capabilities()
     weight_bits: Literal[7, 8] = 8 if capabilities.get("avx512_vnni") or capabilities.get("avx_vnni") else 7

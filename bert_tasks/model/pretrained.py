@@ -5,7 +5,7 @@ No name in a file is followed to code. A task of the form ``module:Class`` is lo
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -18,10 +18,10 @@ from bert_tasks.checkpoints.adapter_config import base_folder, is_adapter, read_
 from bert_tasks.checkpoints.files import read_config
 from bert_tasks.checkpoints.hub import unfinished_note
 from bert_tasks.checkpoints.load import LoadReport
-from bert_tasks.data.problems import did_you_mean
+from bert_tasks.data.problems import did_you_mean, shortened
 from bert_tasks.data.trained_reading import TrainedReading
 from bert_tasks.distributed import is_main_process
-from bert_tasks.encoder.config import EncoderConfig
+from bert_tasks.encoder.config import EncoderConfig, HeadKind
 from bert_tasks.errors import CheckpointError, NoHeadError, UsageError, argument
 from bert_tasks.families import (
     CONFIG_KEY,
@@ -32,21 +32,21 @@ from bert_tasks.families import (
 )
 from bert_tasks.model.hf_names import hf_hint
 from bert_tasks.tasks import (
-    STORED_TASKS,
     TASKS,
-    MultiTask,
     Task,
     named_task,
     stored_name,
     tasks_with_head,
     typed_setting,
 )
+from bert_tasks.tasks.several import SEVERAL, HeadTask, fitted_values, head_tasks, settings_of_several
 from bert_tasks.tasks.shared.fitting import Fitting
 from bert_tasks.tasks.shared.hf_config import HFConfig
 
 _log = logging.getLogger("bert_tasks")
 
 READING_KEY = "reading"  # below our key of config.json
+_OF_LABELS = ("id2label", "label2id", "problem_type")  # entries of transformers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,21 +122,47 @@ class CheckpointFolder:
         Raises:
             UsageError: The folder has several tasks, and ``task`` is neither the name of one nor a kind of task.
         """
-        shared = folder_task(self, None, {})[0] if self.task == MultiTask.name and isinstance(task, str) else None
-        if not isinstance(shared, MultiTask) or not isinstance(task, str):
+        if self.task != SEVERAL or not isinstance(task, str):
             return self
-        if task not in shared.tasks:
+        heads = stored_heads(self)
+        if task not in heads:
             try:
                 named_task(task)
             except UsageError:
-                hint = did_you_mean(task, shared.tasks)
-                names = ", ".join(shared.tasks)
-                raise UsageError(f"{self.path} has the tasks {names}, not {task!r}{hint}") from None
+                names = ", ".join(heads)
+                raise UsageError(
+                    f"{self.path} has the tasks {names}, not {task!r}{did_you_mean(task, heads)}"
+                ) from None
             return self
-        of_task, columns = shared.tasks[task], shared.heads[task].get("columns", {})
+        of_task = heads[task].task
         entry = {"task": of_task.name, "labels": of_task.labels, "settings": Fitting.of(of_task).settings()}
         stored = {**entry, **Fitting.of(of_task).values()}
-        return replace(self, stored=stored, labels=of_task.labels, columns=columns, head_name=task)
+        return replace(self, stored=stored, labels=of_task.labels, columns=heads[task].columns, head_name=task)
+
+
+def stored_heads(folder: CheckpointFolder) -> dict[str, HeadTask]:
+    """Returns the tasks of a folder of several tasks.
+
+    Raises:
+        CheckpointError: It is no model of several tasks, or its config.json is damaged.
+    """
+    if folder.stored is None or folder.task != SEVERAL:
+        raise CheckpointError(
+            f"{folder.path} is no model of several tasks. Name the tasks, or open it with TaskModel.from_pretrained"
+        )
+    content = {"heads": folder.stored.get("settings", {}), "fitted": folder.stored.get("fitted", {})}
+    if isinstance(content["heads"], dict):
+        content["heads"] = content["heads"].get("heads")
+    try:
+        entries = TypeAdapter(dict[str, dict[str, dict[str, Any]]]).validate_json(json.dumps(content), strict=True)
+        return head_tasks(entries["heads"], entries["fitted"])
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = ".".join(map(str, first["loc"]))
+        reason = f"{name} is {shortened(first['input'])}. {first['msg']}"
+    except (ValueError, TypeError) as error:
+        reason = str(error)
+    raise CheckpointError(f"{folder.path}/config.json, key {CONFIG_KEY}: {reason}")
 
 
 def _stored_reading(content: Mapping[str, Any], path: Path) -> TrainedReading:
@@ -181,7 +207,12 @@ def folder_task(
     if isinstance(task, type):
         task_class = task
     elif folder.stored is not None and task in (None, folder.task):
-        stored = STORED_TASKS.get(folder.task) if isinstance(folder.task, str) else None
+        if folder.task == SEVERAL:
+            raise UsageError(
+                f"{folder.path} has the tasks {', '.join(stored_heads(folder))}. Choose one with "
+                f"{argument('task', 'NAME')}, or open all of them with MultiTaskModel.from_pretrained"
+            )
+        stored = TASKS.get(folder.task) if isinstance(folder.task, str) else None
         if stored is None:
             raise CheckpointError(
                 f"{folder.path}: config.json says its task is {folder.task!r}, which is not built in. Pass the class "
@@ -221,6 +252,24 @@ def stated_task(
         if folder.task == stored_name(type(built)):
             return built
     raise CheckpointError(f"{folder.path}: config.json says its task is {folder.task!r}. Only this task can be run")
+
+
+def stored_head_tasks(folder: CheckpointFolder, task: type[Task] | None = None) -> dict[str, HeadTask]:
+    """Returns the task of each head of a folder of this package, with its columns.
+
+    If its only task is not built in, ``task`` is its class.
+
+    Raises:
+        CheckpointError: The folder does not set a task, or ``task`` is another.
+    """
+    if folder.task == SEVERAL:
+        return stored_heads(folder)
+    return {"": HeadTask(task=stated_task(folder, task), columns=folder.columns)}
+
+
+def stored_tasks(folder: CheckpointFolder, task: type[Task] | None = None) -> dict[str, Task]:
+    """Returns the task of each head of a folder of this package. See ``stored_head_tasks``."""
+    return {name: head.task for name, head in stored_head_tasks(folder, task).items()}
 
 
 def _merged_task(folder: CheckpointFolder, task_class: type[Task], options: Mapping[str, Any]) -> Task:
@@ -302,12 +351,6 @@ def check_fits(task: Task, hf_config: Mapping[str, Any], config: EncoderConfig) 
         raise UsageError(f"{task.name}: {family.model_type} models have no head of the kind {head!r}{because}")
 
 
-def check_one_task(task: Task) -> None:
-    """Raises UsageError if a model with several tasks lacks what one task has."""
-    if isinstance(task, MultiTask):
-        raise UsageError(f"choose one of the tasks {', '.join(task.tasks)} with {argument('task', 'NAME')}")
-
-
 def log_unfinished(folder: Path) -> None:
     """Warns once for all processes if a folder holds the model of a run that is not finished."""
     note = unfinished_note(folder)
@@ -346,22 +389,49 @@ def saved_config(
         options = {"columns": dict(columns), **options}
     if options:
         entry[READING_KEY] = options
-    unwanted = ["_name_or_path", "num_labels", "finetuning_task"]
-    stock: Mapping[str, Any] = {}
     bridge = HFConfig.of(task)
     if bridge.has_head:
-        stock = bridge.entries
-    else:
-        entry["labels"] = list(task.labels)
-        unwanted += ["id2label", "label2id", "problem_type"]
-        if bridge.head is not None:
-            # Transformers learns only the number of labels of a head that it lacks. Otherwise its pipelines would
-            # print our labels with the scores of a head that they have drawn at random.
-            names = [f"LABEL_{index}" for index in range(len(bridge.entries.get("id2label", {})))]
-            stock = {
-                "id2label": {str(index): name for index, name in enumerate(names)},
-                "label2id": {name: index for index, name in enumerate(names)},
-            }
-    kept = {key: value for key, value in hf_config.items() if key not in unwanted}
-    architecture = family_of(hf_config).architectures["base" if bridge.head is None else bridge.head]
+        return _config_of_head(hf_config, bridge.head, bridge.entries, entry, unwanted=())
+    entry["labels"] = list(task.labels)
+    stock: Mapping[str, Any] = {}
+    if bridge.head is not None:
+        # Transformers learns only the number of labels of a head that it lacks. Otherwise its pipelines would
+        # print our labels with the scores of a head that they have drawn at random.
+        names = [f"LABEL_{index}" for index in range(len(bridge.entries.get("id2label", {})))]
+        stock = {
+            "id2label": {str(index): name for index, name in enumerate(names)},
+            "label2id": {name: index for index, name in enumerate(names)},
+        }
+    return _config_of_head(hf_config, bridge.head, stock, entry, unwanted=_OF_LABELS)
+
+
+def saved_config_of_several(
+    hf_config: Mapping[str, Any], heads: Mapping[str, HeadTask], reading: TrainedReading
+) -> dict[str, Any]:
+    """Returns ``saved_config`` of a model of several tasks, which is a base model to transformers."""
+    entry = {
+        "task": SEVERAL,
+        "settings": settings_of_several(heads),
+        "version": version("bert-tasks"),
+        **fitted_values({name: head.task for name, head in heads.items()}),
+        "labels": [],
+    }
+    options = reading.stored()
+    if options:
+        entry[READING_KEY] = options
+    return _config_of_head(hf_config, None, {}, entry, unwanted=_OF_LABELS)
+
+
+def _config_of_head(
+    hf_config: Mapping[str, Any],
+    head: HeadKind | None,
+    stock: Mapping[str, Any],
+    entry: Mapping[str, Any],
+    *,
+    unwanted: Sequence[str],
+) -> dict[str, Any]:
+    """Returns the configuration of transformers for a head, with the entries of its labels and our key."""
+    old = {"_name_or_path", "num_labels", "finetuning_task", *unwanted}
+    kept = {key: value for key, value in hf_config.items() if key not in old}
+    architecture = family_of(hf_config).architectures["base" if head is None else head]
     return {**kept, **stock, "architectures": [architecture], CONFIG_KEY: entry}

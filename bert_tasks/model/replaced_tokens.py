@@ -10,8 +10,8 @@ from torch import Tensor
 
 from bert_tasks.encoder.heads import UNIFORM, ReplacedTokenOutput
 from bert_tasks.encoder.packing import PackedBatch
+from bert_tasks.model.encoder_with_heads import ForwardFn
 from bert_tasks.model.precision import float32
-from bert_tasks.model.task_model import ForwardFn
 
 
 def replaced_token_output(batch: PackedBatch, *, generator: ForwardFn, discriminator: ForwardFn) -> ReplacedTokenOutput:

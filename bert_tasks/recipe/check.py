@@ -1,13 +1,13 @@
 """From a recipe to its checked rows, its task and their tokens, without weights."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from bert_tasks.checkpoints.hub import origin, resolve
-from bert_tasks.checkpoints.stored_tokenizers import open_tokenizer
-from bert_tasks.data.checks import DataReport, TokenCounts, check_splits, data_report, named_splits
+from bert_tasks.data.checks import DataReport, TokenCounts, check_splits, data_report, labelled_splits, named_splits
 from bert_tasks.data.columns import PassthroughColumns, has_labels
 from bert_tasks.data.folds import fold_splits, group_column, make_folds
 from bert_tasks.data.formats import named_format
@@ -15,19 +15,19 @@ from bert_tasks.data.splits import Splits, load_splits, load_tables, unread_spli
 from bert_tasks.data.table import Truncation
 from bert_tasks.errors import RecipeError
 from bert_tasks.model.features import input_notes, tokenized
+from bert_tasks.model.multitask import AnyModel, model_of_tasks, new_model
 from bert_tasks.model.pretrained import CheckpointFolder
-from bert_tasks.model.task_model import TaskModel
-from bert_tasks.recipe.schema import ModelSection, Recipe, build_task
-from bert_tasks.tasks.base import Task
+from bert_tasks.recipe.schema import ModelSection, Recipe, build_heads
+from bert_tasks.tasks.several import HeadTask, labelled_heads, row_columns
 from bert_tasks.tasks.shared.fitting import Fitting
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedRecipe:
-    """The checked data and the task of a recipe."""
+    """The checked data of a recipe, and its task under the name "", or its tasks by their names."""
 
     recipe: Recipe
-    task: Task
+    heads: Mapping[str, HeadTask]
     splits: Splits
 
 
@@ -44,18 +44,21 @@ def prepare(recipe: Recipe, *, passthrough: PassthroughColumns = "none") -> Load
         DataError: Rows are bad. The message lists all of them, in all files.
         RecipeError: Settings do not fit the labels.
     """
-    draft, section = build_task(recipe), recipe.folds
-    labels = draft.labels
-    if not labels and recipe.data.format is not None:
-        labels = tuple(named_format(recipe.data.format).label_names.values())
-    checks: dict[str, Any] = {"columns": draft.row_columns, "unlabelled": recipe.teacher is not None}
+    heads, section = build_heads(recipe), recipe.folds
+    columns = row_columns(heads)
+    labels: tuple[str, ...] = ()
+    if "" in heads:
+        labels = heads[""].task.labels
+        if not labels and recipe.data.format is not None:
+            labels = tuple(named_format(recipe.data.format).label_names.values())
+    checks: dict[str, Any] = {"columns": columns, "unlabelled": recipe.teacher is not None}
     options = {**checks, "labels": labels, "passthrough": passthrough}
     if section is None:
         splits = load_splits(recipe.data, **options, seed=recipe.run.seed)
     else:
-        columns = draft.columns
-        if not has_labels(columns):
-            raise RecipeError(f"[folds] needs labels to compare predictions with, but {draft.name} has none")
+        if not has_labels(columns) or isinstance(columns, Mapping):
+            name = recipe.task if isinstance(columns, Mapping) else heads[""].task.name
+            raise RecipeError(f"[folds] needs labels to compare predictions with, but {name} has none")
         group, name = group_column(columns, section.group)
         tables = load_tables(recipe.data, **options, group=group, group_name=name)
         labels = check_splits(tables, **checks, labels=labels)
@@ -63,21 +66,27 @@ def prepare(recipe: Recipe, *, passthrough: PassthroughColumns = "none") -> Load
         fold, share = 1 if section.fold is None else section.fold, recipe.data.validation_share
         splits = fold_splits(tables, columns, folds, fold, share=share, seed=recipe.run.seed)
     try:
-        task = Fitting.of(draft).label(splits, labels=labels, unlabelled=recipe.teacher is not None)
+        heads = labelled_heads(heads, splits, labels=labels, unlabelled=recipe.teacher is not None)
     except ValueError as error:
         raise RecipeError(f"[settings] {error}") from error
-    return LoadedRecipe(recipe=recipe, task=task, splits=splits)
+    return LoadedRecipe(recipe=recipe, heads=heads, splits=splits)
 
 
-def fitted_task(task: Task, splits: Splits) -> Task:
-    """Returns the task fitted to the training rows alone.
+def fit_to_splits(model: AnyModel, splits: Splits) -> None:
+    """Fits the tasks of a model to the training rows alone.
 
     Raises:
-        DataError, UsageError: Rows do not fit the task.
+        DataError, UsageError: Rows do not fit a task.
     """
-    for name, table in named_splits(splits):
-        Fitting.of(task).check_split(table, f"{name} ({table.source})")
-    return Fitting.of(Fitting.of(task).drop_fitted_values()).fit_to_train(splits.train)
+    tasks = {}
+    for name, of_head in model.heads.items():
+        rows = splits
+        if name:
+            rows = labelled_splits(splits, name, of_head.task.columns, of_head.columns)
+        for split, table in named_splits(rows):
+            Fitting.of(of_head.task).check_split(table, f"{split} ({table.source})")
+        tasks[name] = Fitting.of(Fitting.of(of_head.task).drop_fitted_values()).fit_to_train(rows.train)
+    model.tasks = tasks
 
 
 def check(recipe: Recipe) -> DataReport:
@@ -89,15 +98,15 @@ def check(recipe: Recipe) -> DataReport:
         DataError, RecipeError, CheckpointError, UsageError: As for ``train`` before it reads the weights.
     """
     prepared = prepare(recipe)
-    model = model_without_weights(recipe.model, prepared.task)
-    model.task = fitted_task(prepared.task, prepared.splits)
+    model = model_without_weights(recipe.model, prepared.heads)
+    fit_to_splits(model, prepared.splits)
     report = report_on(prepared.splits, model)
     first, *others = report.splits
     notes = (*first.notes, *unread_splits(recipe.data))
     return replace(report, splits=(replace(first, notes=notes), *others))
 
 
-def model_without_weights(section: ModelSection, task: Task) -> TaskModel:
+def model_without_weights(section: ModelSection, heads: Mapping[str, HeadTask]) -> AnyModel:
     """Returns the model of a recipe on the device "meta", where tensors have shapes and no numbers.
 
     Only the configuration and the tokenizer are read.
@@ -108,23 +117,20 @@ def model_without_weights(section: ModelSection, task: Task) -> TaskModel:
     """
     with torch.device("meta"):
         if section.config is not None:
-            return TaskModel.from_config(section.config, task=task, tokenizer=str(section.tokenizer))
+            return new_model(section.config, heads, tokenizer=str(section.tokenizer))
         name, revision = str(section.name), section.revision
         folder = CheckpointFolder.open(resolve(name, revision=revision, weights=False))
-        model: TaskModel = TaskModel(folder.hf_config, task)
-    model.origin = origin(name, folder.path, revision=revision)
-    model.tokenizer = open_tokenizer(
-        folder.tokenizer_path, vocab_size=model.config.vocab_size, second=model.config.second_segment
-    )
+        model = model_of_tasks(folder.hf_config, heads)
+    model.read_folder(folder, origin(name, folder.path, revision=revision))
     return model
 
 
-def report_on(splits: Splits, model: TaskModel) -> DataReport:
+def report_on(splits: Splits, model: AnyModel) -> DataReport:
     """Returns the report on the data of a model."""
-    task, tokens = model.task, {}
+    tokens = {}
     for name, table in named_splits(splits):
-        samples = tokenized(table, task, model)
+        samples = tokenized(table, model)
         cuts = Truncation.of(samples.features, rows=len(table))
         notes = input_notes(samples, model, rows=len(table))
         tokens[name] = TokenCounts(lengths=samples.tokens, cuts=cuts, notes=notes)
-    return data_report(splits, tokens, columns=task.row_columns, labels=task.labels)
+    return data_report(splits, tokens, columns=model.row_columns, labels=model.labels)

@@ -56,8 +56,9 @@ from bert_tasks.recipe.toml import (
     read_text,
     section_of,
 )
-from bert_tasks.tasks import STORED_TASKS, TASKS, MultiTask, named_task, typed_setting
+from bert_tasks.tasks import TASKS, named_task, typed_setting
 from bert_tasks.tasks.base import Task
+from bert_tasks.tasks.several import ENTRIES, SEVERAL, HeadTask, head_tasks
 from bert_tasks.tasks.shared.fitting import Fitting
 
 # The texts below the fields are shown in the JSON schema and in docs/reference/recipe.md.
@@ -549,8 +550,8 @@ def import_name(name: str, label: str, *, example: str) -> Any:
 
 def load_task_class(name: str) -> type[Task]:
     """Returns the task class of a name. Raises RecipeError if there is none."""
-    if name in STORED_TASKS:
-        return STORED_TASKS[name]
+    if name in TASKS:
+        return TASKS[name]
     if ":" not in name:
         try:
             return named_task(name)
@@ -563,6 +564,20 @@ def load_task_class(name: str) -> type[Task]:
         missing = ", ".join(sorted(task.__abstractmethods__))
         raise RecipeError(f"task '{name}' does not define {missing}")
     return task
+
+
+def build_heads(recipe: Recipe) -> dict[str, HeadTask]:
+    """Returns the recipe's task under the name "", or its tasks by their names.
+
+    Raises:
+        RecipeError: A task rejects its settings.
+    """
+    if recipe.task != SEVERAL:
+        return {"": HeadTask(task=build_task(recipe))}
+    try:
+        return head_tasks(recipe.settings["heads"])
+    except ValueError as error:
+        raise RecipeError(str(error)) from error
 
 
 def build_task(recipe: Recipe, labels: tuple[str, ...] | None = None) -> Task:
@@ -589,10 +604,10 @@ def _validated(
 def _checked(document: Document) -> tuple[Recipe | None, list[Problem]]:
     """Returns the recipe and its problems, except problems that a search would change."""
     problems: list[Problem] = []
-    task_class = None
+    task_class, has_several = None, "tasks" in document
     document, wrong = _of_several_tasks(document)
     problems += wrong
-    if isinstance(document.get("task"), str) and not problems:
+    if isinstance(document.get("task"), str) and not has_several and not problems:
         try:
             task_class = load_task_class(document["task"])
         except RecipeError as error:
@@ -650,16 +665,17 @@ def _of_several_tasks(document: Document) -> tuple[Document, list[Problem]]:
             entry = {key: value for key, value in entry.items() if key != "data"}
             if layout is not None and layout.label_names:
                 entry = {"labels": list(layout.label_names.values()), **entry}
-        settings = {key: value for key, value in entry.items() if key not in MultiTask.entries}
-        keys: KnownKeys = {"settings": (*stated_fields(task_class), *MultiTask.entries, "data")}
+        settings = {key: value for key, value in entry.items() if key not in ENTRIES}
+        keys: KnownKeys = {"settings": (*stated_fields(task_class), *ENTRIES, "data")}
         checked, wrong = _checked_settings(settings, task_class, keys)
         texts = [(path, text.replace("[settings]", f"[tasks.{name}]")) for path, text in wrong]
         problems += [Problem(("tasks", name, *path[1:]), text) for path, text in texts]
         heads[name] = {**entry, **checked}
-        try:
-            MultiTask(heads={} if wrong else {name: heads[name]})
-        except ValueError as error:
-            problems += [] if wrong else [Problem(("tasks", name), str(error))]
+        if not wrong:
+            try:
+                head_tasks({name: heads[name]})
+            except ValueError as error:
+                problems.append(Problem(("tasks", name), str(error)))
     others = {key: value for key, value in document.items() if key not in ("tasks", "task", "settings")}
     if of_tasks:
         if of_tasks.keys() == tasks.keys() and "data" in others:
@@ -669,7 +685,7 @@ def _of_several_tasks(document: Document) -> tuple[Document, list[Problem]]:
             text = f"task '{without[0]}' has no rows. Name them in [data] or [tasks.{without[0]}.data]"
             problems.append(Problem(("tasks", without[0]), text))
         others["data"] = {**section_of(others, "data"), "tasks": of_tasks}
-    return {**others, "task": MultiTask.name, "settings": {"heads": heads} if not problems else {}}, problems
+    return {**others, "task": SEVERAL, "settings": {"heads": heads} if not problems else {}}, problems
 
 
 def _data_of_task(name: str, section: Any) -> tuple[Document, list[Problem]]:

@@ -15,6 +15,7 @@ from bert_tasks.environment import check_libraries
 from bert_tasks.errors import UsageError
 from bert_tasks.experiments.search import STUDY
 from bert_tasks.model.explanation import explainable_task
+from bert_tasks.model.multitask import AnyModel
 from bert_tasks.report.collect import GivenRows, Run, gather, with_file_columns
 from bert_tasks.report.comparison import Comparison, check_comparable, compare
 from bert_tasks.report.explanations import with_explanations
@@ -24,6 +25,7 @@ from bert_tasks.report.results import (
     FileResults,
     Results,
     file_cells,
+    label_column,
     model_of,
     results_of,
     results_on_file,
@@ -31,7 +33,6 @@ from bert_tasks.report.results import (
 )
 from bert_tasks.report.search import search_page
 from bert_tasks.storage import check_path
-from bert_tasks.tasks.shared.report import Report as TaskReport
 from bert_tasks.training import files as outputs
 
 _MISTAKE_COLUMNS = ("label", "prediction", "score")
@@ -185,20 +186,20 @@ def make_report(
         check_libraries(["cleanlab"], extra="labels", purpose="--label-issues")
         run, issues = _with_label_issues(run)
     model = None if explain == 0 else model_of(run, "to explain predictions")
-    if model is not None and not explainable_task(model, model.task).per_row:
-        raise UsageError(
-            f"--explain shades one explanation for an example, but {model.task.name} has several for a row. Use "
-            "bert-tasks predict --explain"
-        )
+    if model is not None:
+        _check_explainable(model)
     results = run_results(run, by=by if data is None else ())
     on_file = None
     if data is not None:
         options = ReadOptions() if reading is None else reading
         on_file = results_on_file(run, data, by=by, read_options=options, on_error=on_error)
     if model is not None:
-        results = {name: with_explanations(each, model, explain) for name, each in results.items()}
+        for predicted in run.predicted:
+            title, of_head = predicted.title, model.heads[predicted.head]
+            if title in results:
+                results[title] = with_explanations(results[title], of_head, explain)
         if on_file is not None and on_file.results is not None:
-            on_file = replace(on_file, results=with_explanations(on_file.results, model, explain))
+            on_file = replace(on_file, results=with_explanations(on_file.results, model.one_task(), explain))
     wrong = None if mistakes is None else _write_mistakes(Path(mistakes), run, results, on_file)
     to_correct = None
     if label_issues is not None and issues is not None:
@@ -217,6 +218,16 @@ def _check_nothing_is_read(reading: ReadOptions | None, on_error: str | None) ->
         stated.append("on_error")
     if stated:
         raise UsageError(f"{', '.join(stated)}: this says how a file is read. Name the file with --data")
+
+
+def _check_explainable(model: AnyModel) -> None:
+    """Raises UsageError if examples of a head cannot be explained."""
+    for of_head in model.heads.values():
+        if not explainable_task(of_head, of_head.task).per_row:
+            raise UsageError(
+                f"--explain shades one explanation for an example, but {of_head.task.name} has several for a row. Use "
+                "bert-tasks predict --explain"
+            )
 
 
 def _with_label_issues(run: Run) -> tuple[Run, tuple[LabelIssue, ...]]:
@@ -253,13 +264,11 @@ def run_results(run: Run, *, by: Sequence[str] = ()) -> dict[str, Results]:
     """
     results: dict[str, Results] = {}
     for predicted in with_file_columns(run).predicted if by and run.predicted else run.predicted:
-        pairs = predicted.predictions, predicted.rows
-        tasks = {} if run.task is None else TaskReport.of(run.task).by_task(*pairs)
-        for task_name, (task, *predicted_rows) in tasks.items():
-            result = results_of(task, *predicted_rows, first=run.best_metric[1])
-            if result is not None:
-                slices = slices_of(task, *predicted_rows, columns=by, names=list(result.headline))
-                results[f"{predicted.name} {task_name}".strip()] = replace(result, slices=slices)
+        given = predicted.task, predicted.predictions, predicted.rows
+        result = results_of(*given, first=run.best_metric[1])
+        if result is not None:
+            slices = slices_of(*given, columns=by, names=list(result.headline))
+            results[predicted.title] = replace(result, slices=slices)
     if by and not results:
         reasons = " ".join(run.missing) if run.missing else "Its task has no figures for a report."
         rows = "the validation rows, or a file named with --data" if run.folds is None else "the rows of all folds"
@@ -280,10 +289,12 @@ def check_rows_file(path: Path, others: Sequence[Path], content: str) -> None:
 
 def _write_mistakes(path: Path, run: Run, results: Mapping[str, Results], on_file: FileResults | None) -> WrittenRows:
     """Writes the wrongly predicted rows of a file or of validation sets, by score."""
-    sets, columns = dict(results), [] if run.task is None else run.task.columns
-    label_column = next((column.name for column in columns if column.is_label), None)
+    sets = dict(results)
+    label_columns = {each.title: label_column(each.task) for each in run.predicted}
     if on_file is not None:
-        sets, label_column = {} if on_file.results is None else {"": on_file.results}, on_file.label_column
+        sets, label_columns = {}, {"": on_file.label_column}
+        if on_file.results is not None:
+            sets = {"": on_file.results}
     if not sets:
         reasons = " ".join(run.missing) if run.missing else "The task does not say which rows are wrong. Use `predict`."
         raise UsageError(f"{run.folder}: there are no predictions to write mistakes of. {reasons}")
@@ -293,7 +304,7 @@ def _write_mistakes(path: Path, run: Run, results: Mapping[str, Results], on_fil
         cells = {
             f"input.{key}" if key in _RENAMED else key: value
             for key, value in file_cells(result.row).items()
-            if not key == label_column == "label"
+            if not key == label_columns[name] == "label"
         }
         prediction = {"label": result.label, "prediction": result.prediction, "score": result.score}
         in_set = {"set": name} if len(sets) > 1 else {}

@@ -11,8 +11,9 @@ from markupsafe import Markup
 
 from bert_tasks.metrics.calibration import Calibration
 from bert_tasks.metrics.tables import LOSS, metric_key, metrics_by_set, split_key
+from bert_tasks.model.heads import curves, metric_table
 from bert_tasks.report.collect import Run
-from bert_tasks.tasks.shared.report import Axis, Chart, Line, Point, Report
+from bert_tasks.tasks.shared.report import Axis, Chart, Line, Point
 
 STYLES = 8  # number of line styles
 
@@ -50,13 +51,13 @@ def coordinate(value: float) -> str:
 
 def overall_metrics(run: Run) -> dict[str, float | None]:
     """Returns each recorded metric once, without metrics of single classes."""
-    if run.task is None:
+    if run.tasks is None:
         return dict(run.metrics)
     numbers = {name: math.nan if value is None else value for name, value in run.metrics.items()}
     shown = {
         metric_key(name, metric)
         for name, metrics in metrics_by_set(numbers, run.sets).items()
-        for metric in Report.of(run.task).table(metrics).overall
+        for metric in metric_table(run.tasks, metrics).overall
     }
     return {name: value for name, value in run.metrics.items() if name in shown}
 
@@ -69,9 +70,10 @@ def drawn_metrics(run: Run) -> list[str]:
     best_set, best = run.best_metric
     keys = [metric_key(best_set, best)] if best in run.metrics_of(best_set) and best != LOSS else []
     candidates: list[str] = []
+    drawn = [] if run.tasks is None else curves(run.tasks)
     for name in run.sets:
         scores = [metric for metric in run.metrics_of(name) if metric not in run.metadata["metrics"]["lower_is_better"]]
-        usual = [] if run.task is None else [metric for metric in Report.of(run.task).curves if metric in scores]
+        usual = [metric for metric in drawn if metric in scores]
         keys += [metric_key(name, metric) for metric in usual[: STYLES - 1 if len(run.sets) == 1 else 1]]
         candidates += [metric_key(name, metric) for metric in scores]
     return list(dict.fromkeys(keys if keys else candidates[:3]))

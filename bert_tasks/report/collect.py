@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_tasks.checkpoints.hub import FOLDS, fold_runs
-from bert_tasks.data.columns import PASSTHROUGH, Row
+from bert_tasks.data.columns import PASSTHROUGH, Row, head_rows
 from bert_tasks.data.problems import missing_path
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import BertTasksError, UsageError
@@ -20,14 +20,15 @@ from bert_tasks.experiments.folds import FoldPredictions, out_of_fold
 from bert_tasks.experiments.seeds import SEEDS
 from bert_tasks.inference import evaluated_predictions
 from bert_tasks.metrics.tables import metric_key, metrics_of_set, split_key
+from bert_tasks.model.heads import joined_metrics, metric_table, primary_metric
+from bert_tasks.model.inputs import open_model
+from bert_tasks.model.multitask import AnyModel
 from bert_tasks.model.precision import default_device
-from bert_tasks.model.pretrained import CheckpointFolder, stated_task
-from bert_tasks.model.task_model import TaskModel
+from bert_tasks.model.pretrained import CheckpointFolder, stored_tasks
 from bert_tasks.recipe.check import prepare
 from bert_tasks.recipe.schema import load_recipe
 from bert_tasks.tasks.base import Prediction, Task
 from bert_tasks.tasks.shared.fitting import Fitting
-from bert_tasks.tasks.shared.report import Report
 from bert_tasks.training import files as outputs
 from bert_tasks.training.records import FoldsRecord, SeedsRecord, read_record
 
@@ -36,20 +37,36 @@ _TOLERANCE = 1e-4  # batches are formed anew, so the last digits of a probabilit
 
 @dataclass(frozen=True, kw_only=True)
 class PredictedSet:
-    """A validation set and its predictions. ``name`` is empty if there is one set."""
+    """The rows of a validation set that have labels of one head, and their predictions.
+
+    Attributes:
+        name: The name of the validation set. Empty if there is one set.
+        head: The name of the head. Empty if there is one task.
+        task: The task of the head.
+        source: The file or the name of the rows.
+        rows: The rows as the task reads them.
+        predictions: A prediction for each row.
+    """
 
     name: str
+    head: str = ""
+    task: Task
     source: str
     rows: Sequence[Row]
     predictions: Sequence[Prediction]
 
+    @property
+    def title(self) -> str:
+        """The names of the validation set and of the task, as far as there are several."""
+        return f"{self.name} {self.head}".strip()
+
 
 @dataclass(frozen=True, kw_only=True)
 class GivenRows:
-    """The rows of each validation set by its name, and the task, of a run of ``fit``."""
+    """The rows of each validation set by its name, and the tasks of the heads, of a run of ``fit``."""
 
     validation: Mapping[str, RowTable]
-    task: type[Task]
+    tasks: Mapping[str, Task]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +79,8 @@ class Run:
         events: The lines of metrics.jsonl.
         summary: metrics.json. None if the run is not finished.
         recipe: recipe.toml. None for a run of ``fit``.
-        task: The task of its model. None if there is no model yet, or its task is not built in.
-        predicted: The validation sets that could be predicted again.
+        tasks: The task of each head of its model. None if there is no model yet, or its task is not built in.
+        predicted: The validation sets that could be predicted again, for each head.
         missing: Parts that the report lacks, with reasons.
         folds: folds.json of a cross-validation, whose folds are then one run.
     """
@@ -74,7 +91,7 @@ class Run:
     events: Sequence[Mapping[str, Any]]
     summary: Mapping[str, Any] | None
     recipe: str | None
-    task: Task | None
+    tasks: Mapping[str, Task] | None
     predicted: tuple[PredictedSet, ...]
     missing: tuple[str, ...]
     folds: Mapping[str, Any] | None = None
@@ -105,10 +122,10 @@ class Run:
         If two metrics are equal by definition, this is the name of the one on the page.
         """
         name, metric = split_key(self.metadata["metrics"]["best"], self.sets)
-        if self.task is None:
+        if self.tasks is None:
             return name, metric
         metrics = {key: 0.0 if value is None else value for key, value in self.metrics_of(name).items()}
-        return name, Report.of(self.task).table(metrics).repeated.get(metric, metric)
+        return name, metric_table(self.tasks, metrics).repeated.get(metric, metric)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -178,10 +195,13 @@ def _cross_validation(folder: Path, name: str, metadata: dict[str, Any]) -> Run:
     content = read_record(folder / FOLDS, FoldsRecord, remedy="run the command again to write it anew")
     homes = [folder / f"fold-{run['fold']}" for run in content["runs"]]
     missing = [f"{note[:1].upper()}{note[1:]}." for note in content["notes"]]
-    task, predicted, data = None, tuple[PredictedSet, ...](), {**metadata["data"]["train"], "rows": content["rows"]}
+    tasks: dict[str, Task] | None = None
+    predicted: tuple[PredictedSet, ...] = ()
+    data = {**metadata["data"]["train"], "rows": content["rows"]}
     try:
-        held_out, data["fingerprint"], task = _held_out(homes)
+        held_out, data["fingerprint"] = _held_out(homes)
         predicted = (held_out,)
+        tasks = {held_out.head: held_out.task}
     except (BertTasksError, OSError) as error:
         missing.append(f"The models could not predict their rows again: {error}")
     return Run(
@@ -196,7 +216,7 @@ def _cross_validation(folder: Path, name: str, metadata: dict[str, Any]) -> Run:
         events=(),
         summary=None,
         recipe=_recipe_text(homes[0]),
-        task=task,
+        tasks=tasks,
         predicted=predicted,
         missing=tuple(missing),
         folds=content,
@@ -208,16 +228,22 @@ def _recipe_text(home: Path) -> str | None:
     return path.read_text(encoding="utf-8") if path.is_file() else None
 
 
-def load_model(home: Path, task: type[Task] | None) -> TaskModel:
-    """Loads the model of a run, on a GPU if there is one."""
-    model = TaskModel.from_pretrained(home / outputs.MODEL, task=task)
-    return model.to(default_device())
+def load_model(home: Path, tasks: Mapping[str, Task] | None) -> AnyModel:
+    """Loads the model of a run, on a GPU if there is one.
+
+    Args:
+        home: The folder of the run.
+        tasks: The tasks of its heads. They give the class of an only task that is not built in.
+    """
+    only = None if tasks is None else tasks.get("")
+    task_class = None if only is None else type(only)
+    return open_model(home / outputs.MODEL, task=task_class).to(default_device())
 
 
-def _held_out(homes: Sequence[Path]) -> tuple[PredictedSet, str, Task]:
+def _held_out(homes: Sequence[Path]) -> tuple[PredictedSet, str]:
     """Predicts each row by the model that was trained without it.
 
-    Returns the predictions, the fingerprint of all rows, and the task without values that were fitted to rows.
+    Returns the predictions, whose task has no values that were fitted to rows, and the fingerprint of all rows.
     """
     parts: list[FoldPredictions] = []
     for number, home in enumerate(homes, start=1):
@@ -226,19 +252,20 @@ def _held_out(homes: Sequence[Path]) -> tuple[PredictedSet, str, Task]:
         train = {} if metadata is None else metadata["data"].get("train", {})
         if table is None or train.get("fingerprint") != prepared.splits.train.fingerprint:
             raise UsageError(f"{prepared.splits.train.source} has changed since the run of {home}")
-        model = load_model(home, type(prepared.task))
-        parts.append(FoldPredictions(fold=number, table=table, predictions=evaluated_predictions(model, table)))
+        tasks = {name: head.task for name, head in prepared.heads.items()}
+        model = load_model(home, tasks).one_task()
+        predictions = evaluated_predictions(model, table)[""]
+        parts.append(FoldPredictions(fold=number, table=table, predictions=predictions))
     rows, _, predictions = out_of_fold(parts)
-    table = parts[0].table
+    table, task = parts[0].table, Fitting.of(model.task).drop_fitted_values()
     fingerprint = table.fingerprint if table.part is None else table.part[0].fingerprint
-    predicted = PredictedSet(name="", source=table.source, rows=rows, predictions=predictions)
-    return predicted, fingerprint, Fitting.of(model.task).drop_fitted_values()
+    return PredictedSet(name="", task=task, source=table.source, rows=rows, predictions=predictions), fingerprint
 
 
 def with_file_columns(run: Run) -> Run:
     """Returns the run with rows that have all columns of their file (``PASSTHROUGH``).
 
-    The rows are read again, because predictions need the task's columns only. A run without a recipe does not change.
+    The rows are read again, because predictions need the tasks' columns only. A run without a recipe does not change.
 
     Raises:
         BertTasksError: The files have changed in the meantime.
@@ -253,33 +280,30 @@ def with_file_columns(run: Run) -> Run:
     predicted = []
     for each in run.predicted:
         again = list(tables[each.name])
-        pairs = list(zip(each.rows, again, strict=False))
+        numbers, read = head_rows(again, each.head, each.task.columns)
+        pairs = list(zip(each.rows, read, strict=False))
         differs = any(new[name] != row[name] for row, new in pairs for name in row.keys() & new)
-        if differs or len(again) != len(each.rows):
+        if differs or len(read) != len(each.rows):
             raise UsageError(f"{each.source} has changed while the report was made. Run the command again")
-        rows = [{**row, PASSTHROUGH: new[PASSTHROUGH]} for row, new in pairs]
+        rows = [
+            {**row, PASSTHROUGH: again[number][PASSTHROUGH]} for row, number in zip(each.rows, numbers, strict=True)
+        ]
         predicted.append(replace(each, rows=rows))
     return replace(run, predicted=tuple(predicted))
 
 
 def _run(folder: Path, name: str, metadata: dict[str, Any], rows_of_fit: GivenRows | None) -> Run:
     summary = outputs.read_summary(folder)
-    predicted, task, missing = _predict_validation(folder, metadata, rows_of_fit)
-    if task is None:
+    predicted, tasks, missing = _predict_validation(folder, metadata, rows_of_fit)
+    if tasks is None:
         with suppress(BertTasksError):
-            task = stated_task(CheckpointFolder.open(folder / outputs.MODEL))
+            tasks = stored_tasks(CheckpointFolder.open(folder / outputs.MODEL))
     if summary is None:
         missing.insert(
             0, "The run is unfinished. Metrics are of the latest evaluation, all else is of the best model so far."
         )
-    elif task is not None:
-        for each in predicted:  # does the saved model reproduce the run's own metric?
-            key = metric_key(each.name, task.primary_metric)
-            now, before = task.metrics(each.predictions, each.rows)[task.primary_metric], summary["metrics"].get(key)
-            if before is not None and abs(now - before) > _TOLERANCE * max(1.0, abs(before)):
-                missing.append(
-                    f"The saved model now has {key} = {now:.6g}, but at the end of training it was {before:.6g}."
-                )
+    elif tasks is not None:
+        missing += _changed_metrics(predicted, tasks, summary["metrics"])
     return Run(
         folder=folder,
         name=name,
@@ -287,16 +311,34 @@ def _run(folder: Path, name: str, metadata: dict[str, Any], rows_of_fit: GivenRo
         events=outputs.read_events(folder),
         summary=summary,
         recipe=_recipe_text(folder),
-        task=task,
+        tasks=tasks,
         predicted=tuple(predicted),
         missing=tuple(missing),
     )
 
 
+def _changed_metrics(
+    predicted: Sequence[PredictedSet], tasks: Mapping[str, Task], recorded: Mapping[str, float | None]
+) -> list[str]:
+    """Returns a sentence for each validation set on which the saved model does not reproduce the run's own metric."""
+    by_set: dict[str, dict[str, dict[str, float]]] = {}
+    for each in predicted:
+        by_set.setdefault(each.name, {})[each.head] = each.task.metrics(each.predictions, each.rows)
+    sentences, metric = [], primary_metric(tasks)
+    for name, metrics in by_set.items():
+        key = metric_key(name, metric)
+        now, before = joined_metrics(metrics, tasks)[metric], recorded.get(key)
+        if before is not None and abs(now - before) > _TOLERANCE * max(1.0, abs(before)):
+            sentences.append(
+                f"The saved model now has {key} = {now:.6g}, but at the end of training it was {before:.6g}."
+            )
+    return sentences
+
+
 def _predict_validation(
     folder: Path, metadata: Mapping[str, Any], rows_of_fit: GivenRows | None
-) -> tuple[list[PredictedSet], Task | None, list[str]]:
-    """Returns the predictions for each validation set, the task, and missing parts."""
+) -> tuple[list[PredictedSet], Mapping[str, Task] | None, list[str]]:
+    """Returns the predictions for each validation set and head, the tasks, and missing parts."""
     if rows_of_fit is None and not (folder / outputs.RECIPE).is_file():
         reason = (
             "The run was started from Python with rows or files of its own and has no recipe. Its validation rows are "
@@ -308,8 +350,9 @@ def _predict_validation(
     try:
         if rows_of_fit is None:
             prepared = prepare(load_recipe(folder / outputs.RECIPE))
-            rows_of_fit = GivenRows(validation=prepared.splits.validation, task=type(prepared.task))
-        model = load_model(folder, rows_of_fit.task)
+            prepared_tasks = {name: head.task for name, head in prepared.heads.items()}
+            rows_of_fit = GivenRows(validation=prepared.splits.validation, tasks=prepared_tasks)
+        model = load_model(folder, rows_of_fit.tasks)
     except (BertTasksError, OSError) as error:
         return [], None, [f"The model could not predict its validation rows again: {error}"]
     predicted: list[PredictedSet] = []
@@ -324,5 +367,18 @@ def _predict_validation(
         except UsageError as error:
             missing.append(f"{table.source}: {error}.")
             continue
-        predicted.append(PredictedSet(name=name, source=table.source, rows=list(table), predictions=predictions))
-    return predicted, model.task if predicted else None, missing
+        for head, task in model.tasks.items():
+            _, rows = head_rows(list(table), head, task.columns)
+            if rows:
+                predicted.append(
+                    PredictedSet(
+                        name=name,
+                        head=head,
+                        task=task,
+                        source=table.source,
+                        rows=rows,
+                        predictions=predictions[head],
+                    )
+                )
+    tasks = model.tasks if predicted else None
+    return predicted, tasks, missing

@@ -48,17 +48,18 @@ def label_issues_of(run: Run) -> tuple[LabelIssue, ...]:
             f"{run.folder}: --label-issues needs predictions of models that did not see the rows. Name the folder of "
             "`bert-tasks train RECIPE --folds 5`"
         )
-    if not run.predicted or run.task is None:
+    if not run.predicted:
         raise UsageError(f"{run.folder}: --label-issues needs predictions. {' '.join(run.missing)}")
-    column = first_column(run.task.columns, lambda column_type: column_type.is_single_class)
     predicted = run.predicted[0]
+    labels = predicted.task.labels
+    column = first_column(predicted.task.columns, lambda column_type: column_type.is_single_class)
     scores = [getattr(prediction, "scores", None) for prediction in predicted.predictions]
-    if column is None or not all(isinstance(item, Mapping) and item.keys() >= set(run.task.labels) for item in scores):
+    if column is None or not all(isinstance(item, Mapping) and item.keys() >= set(labels) for item in scores):
         raise UsageError(
             f"{run.folder}: --label-issues is for rows with one label each and predictions with all probabilities"
         )
     pairs = [(row, p) for row, p in zip(predicted.rows, scores, strict=True) if row.get(column.name) is not None and p]
-    return tuple(find_issues(pairs, column.name, run.task.labels))
+    return tuple(find_issues(pairs, column.name, labels))
 
 
 def weak_folds_note(run: Run) -> str | None:
@@ -69,9 +70,9 @@ def weak_folds_note(run: Run) -> str | None:
     Args:
         run: A cross-validation for which ``label_issues_of`` returns the issues.
     """
-    if run.folds is None or run.task is None or not run.predicted:
+    if run.folds is None or not run.predicted:
         return None
-    column = first_column(run.task.columns, lambda column_type: column_type.is_single_class)
+    column = first_column(run.predicted[0].task.columns, lambda column_type: column_type.is_single_class)
     if column is None:
         return None
     labels = [row[column.name] for row in run.predicted[0].rows if row.get(column.name) is not None]

@@ -97,7 +97,7 @@ def _fold_rows(folds: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
 
 def _issue_texts(run: Run, issue: LabelIssue) -> list[str]:
     """Returns the texts of a row, in the order of the task's columns."""
-    columns = [] if run.task is None else run.task.columns
+    columns = run.predicted[0].task.columns
     values = [(column.type, issue.row.get(column.name)) for column in columns]
     return [text for column_type, value in values if value is not None for text in column_type.texts(value)]
 

@@ -1,20 +1,21 @@
 """A task's figures with their intervals on a data set, on a file and on slices."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from bert_tasks.data.columns import FOLD_GROUP, PASSTHROUGH, Row
+from bert_tasks.data.columns import FOLD_GROUP, PASSTHROUGH, Row, head_rows
 from bert_tasks.data.problems import counted, did_you_mean, first_few
 from bert_tasks.data.readers import ReadOptions
 from bert_tasks.errors import UsageError
 from bert_tasks.inference import evaluate_data
-from bert_tasks.inference.evaluation import labelled_table
+from bert_tasks.inference.evaluation import Score, labelled_table
 from bert_tasks.metrics.tables import CLASS_SCORES, ClassRow, MetricTable
+from bert_tasks.model.heads import joined_metrics, metric_table, primary_metric
 from bert_tasks.model.inputs import reading_for_labels
-from bert_tasks.model.task_model import TaskModel
+from bert_tasks.model.multitask import AnyModel
 from bert_tasks.report.collect import Run, load_model
 from bert_tasks.report.statistics import Estimate, bootstrap
 from bert_tasks.tasks.base import Prediction, Task
@@ -178,7 +179,7 @@ def slices_of(
     """Returns the scores of the labelled rows by the values of each column.
 
     Args:
-        task: The task of the predictions.
+        task: The task of the predictions, which has report sections.
         predictions: A prediction for each row.
         rows: The rows of a data set. Rows of a cross-validation with a teacher may lack labels.
         columns: Columns of the file, or of the task.
@@ -191,19 +192,58 @@ def slices_of(
     labelled = [i for i, row in enumerate(rows) if not labels or any(row.get(name) is not None for name in labels)]
     predictions, rows = [predictions[i] for i in labelled], [rows[i] for i in labelled]
 
-    def score_row(value: str, indices: Sequence[int]) -> ScoreRow:
-        rows_of_value = [predictions[i] for i in indices], [rows[i] for i in indices]
-        results = results_of(task, *rows_of_value)
-        if results is None:
-            scores = {task.primary_metric: Estimate(value=task.metrics(*rows_of_value)[task.primary_metric])}
-        else:
-            scores = {name: results.estimates[name] for name in names}
-        return ScoreRow(name=value, scores=scores, count=len(indices))
+    def scores(indices: Sequence[int]) -> Scores:
+        results = results_of(task, [predictions[i] for i in indices], [rows[i] for i in indices])
+        estimates = {} if results is None else results.estimates
+        return {name: estimates[name] for name in names}
 
+    return _sliced(rows, columns, scores)
+
+
+def slices_of_heads(
+    tasks: Mapping[str, Task], evaluated: Mapping[str, Score], rows: Sequence[Row], *, columns: Sequence[str]
+) -> tuple[Slices, ...]:
+    """Returns the primary metric of all heads, without intervals, by the values of each column.
+
+    Args:
+        tasks: The task of each head.
+        evaluated: The score of each head that has labelled rows.
+        rows: The rows of the evaluation.
+        columns: Columns of the file, or of the rows.
+
+    Raises:
+        UsageError: No row has such a column.
+    """
+    metric = primary_metric(tasks)
+    read: dict[str, list[Row]] = {}  # the labelled rows of each head
+    places: dict[str, dict[int, int]] = {}  # the number of a row -> its place among these
+    for name, score in evaluated.items():
+        numbers, read[name] = head_rows(rows, name, score.task.columns)
+        places[name] = {number: place for place, number in enumerate(numbers)}
+
+    def scores(indices: Sequence[int]) -> Scores:
+        metrics = {}
+        for name, score in evaluated.items():
+            chosen = [places[name][index] for index in indices if index in places[name]]
+            if chosen:
+                predictions = [score.predictions[place] for place in chosen]
+                metrics[name] = score.task.metrics(predictions, [read[name][place] for place in chosen])
+        joined = joined_metrics(metrics, tasks) if metrics else {}
+        return {metric: Estimate(value=joined.get(metric))}
+
+    return _sliced(rows, columns, scores)
+
+
+def _sliced(
+    rows: Sequence[Row], columns: Sequence[str], scores: Callable[[Sequence[int]], Scores]
+) -> tuple[Slices, ...]:
+    """Returns the scores of rows by the values of each column. ``scores`` takes the indices of some of the rows."""
     slices = []
     for column in dict.fromkeys(columns):
         groups, others = group_rows(column, rows)
-        score_rows = tuple(score_row(value, indices) for value, indices in groups.items())
+        score_rows = tuple(
+            ScoreRow(name=value, scores=scores(indices), count=len(indices)) for value, indices in groups.items()
+        )
         slices.append(Slices(column=column, slices=score_rows, others=others))
     return tuple(slices)
 
@@ -253,9 +293,9 @@ class FileResults:
     Attributes:
         metrics: over all rows and of single classes, as ``evaluate`` gives them.
         table: the same for people.
-        results: None for a task without report sections.
+        results: None for a task without report sections, and for several tasks.
         slices: the tables that were asked for.
-        label_column: the file's column that holds the labels.
+        label_column: the file's column that holds the labels of the only task.
     """
 
     source: str
@@ -279,7 +319,7 @@ class FileResults:
         return [f"on {self.source}:", *self.table.lines(), *(line for table in self.slices for line in table.lines())]
 
 
-def model_of(run: Run, purpose: str) -> TaskModel:
+def model_of(run: Run, purpose: str) -> AnyModel:
     """Returns the model of a run. ``purpose`` completes the error message.
 
     Raises:
@@ -290,7 +330,12 @@ def model_of(run: Run, purpose: str) -> TaskModel:
         raise UsageError(f"{run.folder} has a model for each fold. Name the folder of one of them {purpose}")
     if not (run.folder / outputs.MODEL).is_dir():
         raise UsageError(f"{run.folder} has no model yet {purpose}. Wait for the run's first evaluation")
-    return load_model(run.folder, None if run.task is None else type(run.task))
+    return load_model(run.folder, run.tasks)
+
+
+def label_column(task: Task) -> str | None:
+    """Returns the first column of a task that holds labels."""
+    return next((column.name for column in task.columns if column.is_label), None)
 
 
 def results_on_file(
@@ -316,19 +361,24 @@ def results_on_file(
     """
     model = model_of(run, f"to evaluate on {data}")
     reading = reading_for_labels(model, data, read_options)
-    options = reading.for_file(data, model.columns, model.task.columns)
+    options = reading.for_file(data, model.columns, model.row_columns)
     table = labelled_table(model, data, reading=options, on_error=on_error, passthrough="all")
     evaluation = evaluate_data(model, table, reading=options)
-    rows, task = list(table), model.task
-    results = results_of(task, evaluation.predictions, rows, first=run.best_metric[1])
-    names = [task.primary_metric] if results is None else list(results.headline)
-    label = next((column.name for column in task.columns if column.is_label), None)
+    rows, only = list(table), evaluation.scores.get("")
+    results, label = None, None
+    if only is not None:
+        results = results_of(only.task, only.predictions, rows, first=run.best_metric[1])
+        label = label_column(only.task)
+    if only is None or results is None:
+        slices = slices_of_heads(model.tasks, evaluation.scores, rows, columns=by)
+    else:
+        slices = slices_of(only.task, only.predictions, rows, columns=by, names=list(results.headline))
     renamed = {} if options.columns is None else options.columns
     return FileResults(
         source=str(data),
         metrics=evaluation.metrics,
-        table=Report.of(task).table(evaluation.metrics),
+        table=metric_table(model.tasks, evaluation.metrics),
         results=results,
-        slices=slices_of(task, evaluation.predictions, rows, columns=by, names=names),
+        slices=slices,
         label_column=None if label is None else renamed.get(label, label),
     )

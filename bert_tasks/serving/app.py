@@ -26,7 +26,7 @@ from typing_extensions import TypedDict
 from bert_tasks.data.columns import source_columns
 from bert_tasks.data.problems import counted
 from bert_tasks.errors import CheckpointError, DataError, NotFiniteScoresError, UsageError
-from bert_tasks.model.task_model import TaskModel
+from bert_tasks.model.multitask import AnyModel
 from bert_tasks.serving.batching import Batcher, QueueFullError, retrieve_exception
 from bert_tasks.serving.clients import (
     ClassifyRequest,
@@ -62,20 +62,22 @@ from bert_tasks.serving.requests import (
     answers_schema,
     body_error,
     check_pairs,
+    example_rows,
     option_error,
     parsed_body,
     request_schema,
     requested_labels,
+    written_prediction,
 )
 from bert_tasks.storage import sha256
-from bert_tasks.tasks.base import Prediction, Task
+from bert_tasks.tasks.base import Task
 from bert_tasks.tasks.embedding import Embedding
 from bert_tasks.tasks.reranking import can_rank
 from bert_tasks.tasks.shared.card import Card
 from bert_tasks.tasks.zero_shot import zero_shot_task
 
 T = TypeVar("T")
-Served = Mapping[str, tuple[TaskModel, Batcher]]  # by the name of the adapter, "" for the base
+Served = Mapping[str, tuple[AnyModel, Batcher]]  # by the name of the adapter, "" for the base
 _LOADING = "The model is being loaded."
 _LARGE_BODY = 2**16  # bytes, because parsing a larger body would block the event loop for too long
 
@@ -89,7 +91,7 @@ class State(TypedDict):
 def build_app(served: Served, gate: Gate, *, name: str) -> FastAPI:
     """Builds the application, without documentation that loads foreign scripts."""
     model, _ = _named(served, None, "query")
-    description = f"{model.task.name} with {name}."
+    description = f"{model.task_name} with {name}."
     app = FastAPI(title=f"bert-tasks: {name}", description=description, docs_url=None, redoc_url=None)
 
     @app.exception_handler(StarletteHTTPException)
@@ -121,7 +123,7 @@ def build_app(served: Served, gate: Gate, *, name: str) -> FastAPI:
     return app
 
 
-def _named(served: Served, name: object, location: str) -> tuple[TaskModel, Batcher]:
+def _named(served: Served, name: object, location: str) -> tuple[AnyModel, Batcher]:
     """Returns the model that a request chooses, or by default the first one."""
     if name is None:
         return next(iter(served.values()))
@@ -131,18 +133,18 @@ def _named(served: Served, name: object, location: str) -> tuple[TaskModel, Batc
     return served[name]
 
 
-def _request_tasks(model: TaskModel) -> list[Task]:
-    """Returns the model's task and, if it knows entailment, the task of labels."""
+def _labels_task(model: AnyModel) -> Task | None:
+    """Returns the task of labels in a request, or None if the model does not know entailment."""
     with suppress(CheckpointError, UsageError):
-        return [model.task, zero_shot_task(model.task, model.hf_config, ["label"])]
-    return [model.task]
+        return zero_shot_task(model.one_task().task, model.hf_config, ["label"])
+    return None
 
 
 def _add_predict(app: FastAPI, served: Served, answer: "_Answers") -> None:
     models = [model for model, _ in served.values()]
-    rows = Card.of(models[0].task).example_rows
+    rows = example_rows(models[0])
     examples = {"one row": {"value": rows[0]}, "several rows": {"value": {"inputs": rows}}}
-    response: Any = answers_schema(*(model.task for model in models))
+    response: Any = answers_schema(*(model.tasks for model in models))
     if any(is_classifier(model) for model in models):
         response |= list[LabelScore] | list[list[LabelScore]]
 
@@ -151,11 +153,10 @@ def _add_predict(app: FastAPI, served: Served, answer: "_Answers") -> None:
         if task is None and is_tei(content, source.model):
             return classify_call(content, source)
         rows, several = source.reader(task).rows(content)
-        own_task = source.model.task
-        check_pairs(rows, own_task if task is None else task, source.limits)
+        check_pairs(rows, source.task if task is None else task, source.limits)
 
-        def respond(predictions: Sequence[Prediction], tokens: int) -> Any:
-            answers = [prediction.to_json() for prediction in predictions]
+        def respond(predictions: Sequence[Any], tokens: int) -> Any:
+            answers = [written_prediction(prediction) for prediction in predictions]
             return {"predictions": answers} if several else answers[0]
 
         return Call(rows=rows, respond=respond, task=task)
@@ -177,8 +178,11 @@ def _predict_schema(served: Served, limits: Limits) -> dict[str, Any]:
     adapters = [name for name in served if name]
     schemas: dict[Any, Any] = {}
     for model, _ in served.values():
-        for task in _request_tasks(model):
-            schemas[type(task)] = request_schema(task, limits, model.columns, adapters)
+        kinds = tuple(type(task) for task in model.tasks.values())
+        schemas[kinds] = request_schema(model, limits, adapters)
+        labels = _labels_task(model)
+        if labels is not None:
+            schemas[(type(labels),)] = request_schema(model, limits, adapters, labels=labels)
         if is_classifier(model):
             schemas[ClassifyRequest] = ClassifyRequest
     path = PREDICT.replace("/", "~1")
@@ -190,8 +194,9 @@ def _predict_schema(served: Served, limits: Limits) -> dict[str, Any]:
 def _add_clients(app: FastAPI, served: Served, answer: "_Answers") -> None:
     """Adds the paths of clients of other servers. The document has those that a model can answer."""
     models = [model for model, _ in served.values()]
-    embeds = any(isinstance(model.task, Embedding) for model in models)
-    reranks = any(can_rank(model.task) for model in models)
+    only_tasks = [model.tasks.get("") for model in models]
+    embeds = any(isinstance(task, Embedding) for task in only_tasks)
+    reranks = any(task is not None and can_rank(task) for task in only_tasks)
 
     @app.post(
         OPENAI,
@@ -308,19 +313,21 @@ def _add_description(app: FastAPI, served: Served, limits: Limits, name: str) ->
     )
     async def describe(adapter: str | None = None) -> JSONResponse:
         model, batcher = _named(served, adapter, "query")
-        task = model.task
-        columns = source_columns(task.input_columns)
+        task, pipeline_tag = model.tasks.get(""), None
+        if task is not None:
+            pipeline_tag = Card.of(task).pipeline_tag
+        columns = source_columns(model.input_columns)
         return JSONResponse(
             {
                 "model": name,
-                "task": task.name,
-                "pipeline_tag": Card.of(task).pipeline_tag,
+                "task": model.task_name,
+                "pipeline_tag": pipeline_tag,
                 "problem_type": getattr(task, "problem_type", None),
-                "labels": list(task.labels),
+                "labels": list(model.labels),
                 "adapters": [*filter(None, served)],
                 "columns": [asdict(column) for column in columns],
                 "limits": asdict(limits),
-                "examples": list(Card.of(task).example_rows),
+                "examples": list(example_rows(model)),
                 "explains": batcher.no_explanations is None,
             }
         )
@@ -366,9 +373,7 @@ def encoded(content: Any) -> bytes:
         raise NotFiniteScoresError("a score is not a finite number") from None
 
 
-async def _answers(
-    request: Request, predictions: Coroutine[Any, Any, Sequence[Prediction]], limits: Limits
-) -> Sequence[Prediction]:
+async def _answers(request: Request, predictions: Coroutine[Any, Any, Sequence[Any]], limits: Limits) -> Sequence[Any]:
     """Returns predictions. A disconnect or timeout removes the request."""
     answer = asyncio.ensure_future(predictions)
     answer.add_done_callback(retrieve_exception)

@@ -13,12 +13,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Self
 
-from bert_tasks.data.columns import Row
+from torch import Tensor
+
+from bert_tasks.data.columns import Row, input_rows
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import DataError, GivenUpError, UsageError
+from bert_tasks.model.encoder_with_heads import ForwardFn, predictions_of_rows
 from bert_tasks.model.explanation import explainable_task
-from bert_tasks.model.task_model import ForwardFn, TaskModel
-from bert_tasks.tasks.base import Feature, Prediction, Task
+from bert_tasks.model.multitask import AnyModel
+from bert_tasks.tasks.base import Feature, Task
 from bert_tasks.tasks.shared.features import checked_features
 from bert_tasks.tasks.shared.rendering import Rendering
 
@@ -41,9 +44,9 @@ class _Request:
     """One request. Whoever waits for ``answer`` may cancel it."""
 
     rows: Sequence[Row]
-    task: Task
+    task: Task | None  # see ``Batcher.answer``
     arrived: float
-    answer: asyncio.Future[Sequence[Prediction]]
+    answer: asyncio.Future[Sequence[Any]]
     features: Sequence[Feature] = ()
     is_running: bool = False
 
@@ -71,7 +74,7 @@ class Batcher:
 
     def __init__(
         self,
-        model: TaskModel,
+        model: AnyModel,
         *,
         run: ForwardFn,
         batch_tokens: int | None = None,
@@ -82,7 +85,7 @@ class Batcher:
         self.waiting = 0
         self.no_explanations: str | None = None
         try:
-            explainable_task(model, model.task)
+            explainable_task(model, model.one_task().task)
         except UsageError as error:
             self.no_explanations = str(error)
         self._model, self._run, self._observe = model, run, observe
@@ -115,15 +118,15 @@ class Batcher:
         explain: bool = False,
         task: Task | None = None,
         check: Callable[[Sequence[Feature]], None] = lambda features: None,
-    ) -> Sequence[Prediction]:
-        """Returns one prediction per validated row, in row order.
+    ) -> Sequence[Any]:
+        """Returns one prediction per validated row, in row order, as ``predict_rows`` of the model yields it.
 
         Cancelling it removes the request from the queue.
 
         Args:
-            rows: Rows of the task.
+            rows: Rows that the model reads.
             explain: True if the predictions have explanations.
-            task: A task that reads the logits of the model in another way. Default: the task of the model.
+            task: A task that reads the logits of the only head in another way. Default: the tasks of the model.
             check: Called with the features before the request waits for the model. Its errors are raised.
 
         Raises:
@@ -132,8 +135,8 @@ class Batcher:
         """
         if (self._explanations if explain else self.waiting) >= self._max_queue:
             raise QueueFullError
-        task = self._model.task if task is None else task
-        Rendering.of(task).check_rows(rows)
+        for name, of_head in self._tasks(task).items():
+            Rendering.of(of_head).check_rows(list(input_rows(rows, name).values()))
         if not explain:
             return await self._predicted(rows, task, check)
         self._explanations += 1
@@ -142,10 +145,21 @@ class Batcher:
         finally:
             self._explanations -= 1
 
-    def _explained(self, rows: Sequence[Row]) -> Sequence[Prediction]:
+    def _tasks(self, task: Task | None) -> dict[str, Task]:
+        """Returns the task of each head for a request, whose own task replaces that of the only head."""
+        return self._model.tasks if task is None else {"": task}
+
+    def _features(self, rows: Sequence[Row], task: Task | None) -> list[Feature]:
+        model = self._model
+        tokenizer = model.require_tokenizer()
+        if task is None:
+            return model.features(rows, tokenizer)
+        return checked_features(task, rows, tokenizer, model.config)
+
+    def _explained(self, rows: Sequence[Row]) -> Sequence[Any]:
         """Predicts and explains rows that are short enough, because an explanation that has begun cannot be stopped."""
         model = self._explained_model
-        features = checked_features(model.task, rows, model.require_tokenizer(), model.config)
+        features = model.features(rows, model.require_tokenizer())
         tokens = sum(len(feature["input_ids"]) for feature in features)
         if tokens > MOST_EXPLAINED_TOKENS:
             raise DataError(
@@ -155,16 +169,14 @@ class Batcher:
         return list(model.predict_rows(rows, explain=True))
 
     async def _predicted(
-        self, rows: Sequence[Row], task: Task, check: Callable[[Sequence[Feature]], None]
-    ) -> Sequence[Prediction]:
-        loop, model = asyncio.get_running_loop(), self._model
+        self, rows: Sequence[Row], task: Task | None, check: Callable[[Sequence[Feature]], None]
+    ) -> Sequence[Any]:
+        loop = asyncio.get_running_loop()
         request = _Request(rows=rows, task=task, arrived=loop.time(), answer=loop.create_future())
         request.answer.add_done_callback(retrieve_exception)  # the client may disconnect before it fails
         self.waiting += 1
         try:
-            request.features = await loop.run_in_executor(
-                self._tokenizing, checked_features, task, rows, model.require_tokenizer(), model.config
-            )
+            request.features = await loop.run_in_executor(self._tokenizing, self._features, rows, task)
             check(request.features)
             self._requests.append(request)
             self._arrived.set()
@@ -218,7 +230,7 @@ class Batcher:
         elif not requests[0].answer.done():
             requests[0].answer.set_exception(error)
 
-    def _predictions(self, requests: Sequence[_Request]) -> list[Sequence[Prediction]]:
+    def _predictions(self, requests: Sequence[_Request]) -> list[Sequence[Any]]:
         """Runs all windows in packed batches on the model's thread, sorted by length.
 
         Decoding per request keeps what a task reads around a row (documents) within the request.
@@ -232,12 +244,11 @@ class Batcher:
         features = [feature for request in requests for feature in request.features]
         room = max(self._tokens, self._model.batch_tokens)
         compact = iter(self._model.forward_windows(features, max_tokens=room, forward_fn=logits))
-        tokenizer = self._model.require_tokenizer()
-        answers: list[Sequence[Prediction]] = []
+        answers: list[Sequence[Any]] = []
         for request in requests:
-            task, windows = request.task, [next(compact) for _ in request.features]
-            if task is not self._model.task:
-                windows = [*task.compact_logits(windows, request.features)]
-            predictions = task.decode(windows, request.features, request.rows)
-            answers.append(Rendering.of(task).with_texts(predictions, tokenizer))
+            windows: Sequence[Tensor] = [next(compact) for _ in request.features]
+            if request.task is not None:
+                windows = request.task.compact_logits(windows, request.features)
+            by_head = self._model.decode(windows, request.features, request.rows, self._tasks(request.task))
+            answers.append(predictions_of_rows(by_head))
         return answers

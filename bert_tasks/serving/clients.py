@@ -18,7 +18,7 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 from bert_tasks.data.columns import text_columns
-from bert_tasks.model.task_model import TaskModel
+from bert_tasks.model.multitask import AnyModel
 from bert_tasks.serving.requests import INPUTS, Call, RequestT, Source, body_error, validated
 from bert_tasks.tasks.base import float_list
 from bert_tasks.tasks.embedding import Embedding
@@ -112,9 +112,9 @@ class LabelScore(TypedDict):
     score: float
 
 
-def is_classifier(model: TaskModel) -> bool:
-    """Returns True if a model classifies texts or pairs."""
-    return getattr(model.task, "problem_type", None) is not None
+def is_classifier(model: AnyModel) -> bool:
+    """Returns True if the only task of a model classifies texts or pairs."""
+    return getattr(model.tasks.get(""), "problem_type", None) is not None
 
 
 def openai_call(content: Any, source: Source) -> Call:
@@ -137,9 +137,9 @@ def openai_call(content: Any, source: Source) -> Call:
 def embed_call(content: Any, source: Source) -> Call:
     """Reads TEI's ``/embed``."""
     rows, request = _texts_to_embed(EmbedRequest, content, source, INPUTS)
-    task = source.model.task
-    if request.normalize is not None and isinstance(task, Embedding):
-        task = replace(task, normalize=request.normalize)
+    task = None
+    if request.normalize is not None and isinstance(source.task, Embedding):
+        task = replace(source.task, normalize=request.normalize)
 
     def respond(predictions: Sequence[Any], tokens: int) -> list[list[float]]:
         return [float_list(prediction.embedding) for prediction in predictions]
@@ -148,7 +148,7 @@ def embed_call(content: Any, source: Source) -> Call:
 
 
 def _texts_to_embed(kind: type[RequestT], content: Any, source: Source, key: str) -> tuple[list[Any], RequestT]:
-    if not isinstance(source.model.task, Embedding):
+    if not isinstance(source.task, Embedding):
         raise body_error((), "the model does not embed texts. Serve an encoder with --task embedding")
     request = validated(kind, content)
     return source.reader().several(getattr(request, key), key), request
@@ -156,7 +156,7 @@ def _texts_to_embed(kind: type[RequestT], content: Any, source: Source, key: str
 
 def rerank_call(content: Any, source: Source) -> Call:
     """Reads TEI's ``/rerank``."""
-    if not can_rank(source.model.task):
+    if source.task is None or not can_rank(source.task):
         raise body_error((), "the model needs one score, or two labels, for a pair of texts")
     request = validated(RerankRequest, content)
 
@@ -184,7 +184,7 @@ def _logit(prediction: Any) -> float:
     return log(max(positive, _LEAST)) - log(max(negative, _LEAST))
 
 
-def is_tei(content: Any, model: TaskModel) -> bool:
+def is_tei(content: Any, model: AnyModel) -> bool:
     """Returns True if ``inputs`` of ``/predict`` are a text, a pair, or lists of texts as in TEI.
 
     A list of texts is a pair only for a model of pairs. For other models each of the texts is a row.
@@ -192,7 +192,7 @@ def is_tei(content: Any, model: TaskModel) -> bool:
     inputs = content.get(INPUTS) if isinstance(content, dict) else None
     if not is_classifier(model) or not isinstance(inputs, str | list) or len(inputs) == 0:
         return False
-    reads_pairs = len(text_columns(model.task.input_columns)) == 2
+    reads_pairs = len(text_columns(model.input_columns)) == 2
     return isinstance(inputs, str) or isinstance(inputs[0], list) or (reads_pairs and isinstance(inputs[0], str))
 
 

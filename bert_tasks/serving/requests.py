@@ -8,7 +8,7 @@ import gc
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, make_dataclass
 from functools import reduce
 from operator import or_
 from types import GenericAlias, MappingProxyType
@@ -18,6 +18,7 @@ from fastapi import HTTPException
 from pydantic import BaseModel, Field, PydanticUserError, TypeAdapter, ValidationError, create_model
 
 from bert_tasks.data.columns import (
+    Columns,
     Row,
     as_row,
     complete_row,
@@ -25,14 +26,15 @@ from bert_tasks.data.columns import (
     source_columns,
     stored_names,
     text_columns,
+    without_labels,
 )
 from bert_tasks.data.problems import RowError
 from bert_tasks.data.validator import row_validator
 from bert_tasks.errors import BertTasksError, CheckpointError, DataError, UsageError
-from bert_tasks.model.task_model import TaskModel
+from bert_tasks.model.multitask import AnyModel
 from bert_tasks.serving.limits import Limits
-from bert_tasks.tasks.base import Feature, Task
-from bert_tasks.tasks.shared.card import Card
+from bert_tasks.tasks.base import Feature, Prediction, Task
+from bert_tasks.tasks.shared.card import Card, example_rows_of
 from bert_tasks.tasks.shared.rendering import Rendering
 from bert_tasks.tasks.zero_shot import HYPOTHESIS, ZeroShotClassification, zero_shot_task
 
@@ -84,41 +86,65 @@ class Source:
     """
 
     name: str
-    model: TaskModel
+    model: AnyModel
     limits: Limits
     has_adapters: bool
 
-    def reader(self, task: Task | None = None) -> "BodyReader":
-        task = self.model.task if task is None else task
-        return BodyReader(task, self.limits, self.model.columns, has_adapters=self.has_adapters)
+    @property
+    def task(self) -> Task | None:
+        """The only task of the model, or None."""
+        return self.model.tasks.get("")
+
+    def reader(self, labels: Task | None = None) -> "BodyReader":
+        """Returns the reader of rows for the model, or for the task of labels in the request."""
+        task = self.task if labels is None else labels
+        rejected: Mapping[str, str] = {}
+        if task is not None:
+            rejected = Card.of(task).rejected_columns
+        return BodyReader(
+            self.model.input_columns if labels is None else without_labels(labels.columns),
+            self.limits,
+            self.model.columns,
+            rejected=rejected,
+            has_adapters=self.has_adapters,
+        )
 
 
 class BodyReader:
-    """Reads bodies for one task.
+    """Reads the rows of bodies.
 
     Args:
-        task: The task.
+        columns: The columns that are read of a row, without labels.
         limits: Limits of requests.
         names: Names of columns in the training data, which rows may have instead.
+        rejected: Columns that a row must not have, unless they are read -> the reason.
         has_adapters: True if a request chooses an adapter, once for all of its rows.
     """
 
-    def __init__(self, task: Task, limits: Limits, names: Mapping[str, str], *, has_adapters: bool = False) -> None:
+    def __init__(
+        self,
+        columns: Columns,
+        limits: Limits,
+        names: Mapping[str, str],
+        *,
+        rejected: Mapping[str, str] = MappingProxyType({}),
+        has_adapters: bool = False,
+    ) -> None:
         self._limits, self._names = limits, names
-        self._columns = task.input_columns
+        self._columns = columns
         self._validator = row_validator(self._columns)
         names_read = stored_names(self._columns)
         self._rejected: dict[str, str] = {}
-        for name, reason in Card.of(task).rejected_columns.items():
+        for name, reason in rejected.items():
             if name not in names_read:
                 self._rejected[name] = reason
         if has_adapters:
             self._rejected[ADAPTER] = f"{ADAPTER} is for all rows. Write it beside {INPUTS}"
 
     def rows(self, content: Any) -> tuple[list[Row], bool]:
-        """Returns the rows as the task reads them, and whether they were sent as a list.
+        """Returns the rows as the model reads them, and whether they were sent as a list.
 
-        A text among the rows stands for a row of a task that reads one text.
+        A text among the rows stands for a row of tasks that read one text.
         """
         if not isinstance(content, dict) or INPUTS not in content:
             return [self._row(content, ())], False
@@ -166,12 +192,12 @@ class BodyReader:
         return row
 
 
-def requested_labels(content: Any, model: TaskModel, limits: Limits) -> ZeroShotClassification | None:
+def requested_labels(content: Any, model: AnyModel, limits: Limits) -> ZeroShotClassification | None:
     """Removes the labels of a request and their options, and returns their task.
 
-    Returns None for a request without labels, or with labels in a column that the model's task has.
+    Returns None for a request without labels, or with labels in a column of the model's rows.
     """
-    columns = {column.name for column in model.task.columns}.union(model.columns.values())
+    columns = {column.name for column in source_columns(model.row_columns)}.union(model.columns.values())
     if not isinstance(content, dict) or LABELS not in content or LABELS in columns:
         return None
     labels = content.pop(LABELS)
@@ -181,8 +207,11 @@ def requested_labels(content: Any, model: TaskModel, limits: Limits) -> ZeroShot
     if not isinstance(multi_label, bool):
         raise body_error(("multi_label",), "expected true or false")
     options = {"hypothesis": content.pop("hypothesis", HYPOTHESIS), "multi_label": multi_label}
+    of_model = model.tasks.get("")
+    if of_model is None:
+        raise body_error((LABELS,), f"a model of several tasks ({', '.join(model.tasks)}) has labels of its own")
     try:
-        task = zero_shot_task(model.task, model.hf_config, labels, **options)
+        task = zero_shot_task(of_model, model.hf_config, labels, **options)
     except (CheckpointError, UsageError) as error:
         raise option_error(error) from None
     length = len(task.hypothesis) + max(map(len, labels))
@@ -191,7 +220,7 @@ def requested_labels(content: Any, model: TaskModel, limits: Limits) -> ZeroShot
     return task
 
 
-def check_pairs(rows: Sequence[Row], task: Task, limits: Limits) -> None:
+def check_pairs(rows: Sequence[Row], task: Task | None, limits: Limits) -> None:
     """Raises the response to a request whose rows and labels are too many pairs."""
     if isinstance(task, ZeroShotClassification) and len(rows) * len(task.labels) > limits.rows:
         raise body_error((), f"{len(rows)} rows x {len(task.labels)} labels, at most {limits.rows} pairs are read")
@@ -253,24 +282,60 @@ def shown_key(key: str) -> str:
     return key[:_LONGEST_KEY].encode(errors="replace").decode()
 
 
-def answers_schema(*tasks: Task) -> Any:
-    """Returns the type of the answers to a row and to rows, for OpenAPI."""
-    prediction_types: list[Any] = [Rendering.of(task).prediction_type for task in tasks]
-    for number, each in enumerate(prediction_types):
-        try:
-            TypeAdapter(each)
-        except PydanticUserError:  # a field of an own task that pydantic does not know
-            prediction_types[number] = dict[str, Any]
-    prediction_type = reduce(or_, prediction_types)
+def example_rows(model: AnyModel) -> Sequence[Row]:
+    """Returns rows that a request may have."""
+    return example_rows_of(model.tasks, {name: of_head.columns for name, of_head in model.heads.items()})
+
+
+def written_prediction(prediction: Prediction | Mapping[str, Prediction]) -> dict[str, Any]:
+    """Returns a prediction as JSON, of several tasks by their names."""
+    if isinstance(prediction, Prediction):
+        return prediction.to_json()
+    return {name: of_task.to_json() for name, of_task in prediction.items()}
+
+
+def answers_schema(*tasks_of_models: Mapping[str, Task]) -> Any:
+    """Returns the type of the answers to a row and to rows, for OpenAPI.
+
+    Args:
+        tasks_of_models: For each model the task of each head.
+    """
+    prediction_type = reduce(or_, map(_answer_type, tasks_of_models))
     predictions: Any = (GenericAlias(list, (prediction_type,)), ...)
     return prediction_type | create_model("Predictions", predictions=predictions)
 
 
-def request_schema(
-    task: Task, limits: Limits, names: Mapping[str, str] = MappingProxyType({}), adapters: Sequence[str] = ()
-) -> Any:
-    """Returns the OpenAPI type of a request, one row or ``{"inputs": [rows]}``."""
-    columns = source_columns(task.input_columns)
+def _answer_type(tasks: Mapping[str, Task]) -> Any:
+    """Returns the type of a prediction, of several tasks an object with a property for each."""
+    types = {name: _prediction_type(task) for name, task in tasks.items()}
+    if "" in types:
+        return types[""]
+    properties = [(name, of_task | None, field(default=None)) for name, of_task in types.items()]
+    return make_dataclass("Predictions", properties, frozen=True)
+
+
+def _prediction_type(task: Task) -> Any:
+    prediction_type: Any = Rendering.of(task).prediction_type
+    try:
+        TypeAdapter(prediction_type)
+    except PydanticUserError:  # a field of an own task that pydantic does not know
+        return dict[str, Any]
+    return prediction_type
+
+
+def request_schema(model: AnyModel, limits: Limits, adapters: Sequence[str] = (), *, labels: Task | None = None) -> Any:
+    """Returns the OpenAPI type of a request, one row or ``{"inputs": [rows]}``.
+
+    Args:
+        model: The model that reads the rows.
+        limits: Limits of requests.
+        adapters: The names of adapters.
+        labels: The task of labels in a request, if the request has labels.
+    """
+    task, names = model.tasks.get(""), model.columns
+    task_name, columns = model.task_name, source_columns(model.input_columns)
+    if labels is not None:
+        task, task_name, columns = labels, labels.name, source_columns(without_labels(labels.columns))
     fields: dict[str, Any] = {}
     for column in columns:
         value_type = column.type.request_type(limits.characters)
@@ -280,15 +345,15 @@ def request_schema(
         default = ... if is_needed else None
         fields[column.name] = (value_type, default)
     others = [f"The column {name} may be called {names[name]}" for name in fields if name in names]
-    description = ". ".join([f"A row of {task.name}. Other keys are not read", *others]) + "."
+    description = ". ".join([f"A row of {task_name}. Other keys are not read", *others]) + "."
     row: Any = create_model("Row", __doc__=description, **fields)
     one: Any = row | str if len(text_columns(columns)) == 1 else row
     inputs: Any = (Annotated[list[one], Field(min_length=1, max_length=limits.rows)], ...)
     adapter: Any = {ADAPTER: (Literal[tuple(adapters)] | None, None)} if adapters else {}
     more: Any = {}
     if isinstance(task, ZeroShotClassification):
-        labels = Annotated[list[str], Field(min_length=1, max_length=limits.rows)]
-        more = {LABELS: (labels, ...), "hypothesis": (str, HYPOTHESIS), "multi_label": (bool, False)}
+        candidates = Annotated[list[str], Field(min_length=1, max_length=limits.rows)]
+        more = {LABELS: (candidates, ...), "hypothesis": (str, HYPOTHESIS), "multi_label": (bool, False)}
     single = row
     if adapters or more:
         single = create_model("AdaptedRow", __base__=row, **adapter, **more)

@@ -28,18 +28,19 @@ from bert_tasks.data.problems import counted
 from bert_tasks.data.readers import ReadOptions
 from bert_tasks.errors import CheckpointError, NoHeadError, NotFiniteScoresError, UsageError, argument
 from bert_tasks.inference.embedding import load_embedder
+from bert_tasks.model.encoder_with_heads import ForwardFn
 from bert_tasks.model.inputs import load_trained
+from bert_tasks.model.multitask import AnyModel
 from bert_tasks.model.precision import DType, default_device, logits_of
-from bert_tasks.model.task_model import ForwardFn, TaskModel
 from bert_tasks.serving.app import build_app, encoded
 from bert_tasks.serving.batching import Batcher
 from bert_tasks.serving.gate import HEADER_BYTES, Gate
 from bert_tasks.serving.limits import Limits
 from bert_tasks.serving.listener import BACKLOG, ignore_new_connections
 from bert_tasks.serving.metrics import ServerMetrics
+from bert_tasks.serving.requests import example_rows, written_prediction
 from bert_tasks.tasks.base import Task
 from bert_tasks.tasks.embedding import Embedding
-from bert_tasks.tasks.shared.card import Card
 
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 _KEEP_ALIVE = 5  # seconds until an idle connection is closed
@@ -116,7 +117,7 @@ def http_config(app: ASGIApp, *, connections: int, grace: float) -> uvicorn.Conf
 
 async def run_server(
     name: str,
-    load: Callable[[], Mapping[str, tuple[TaskModel, ForwardFn]]],
+    load: Callable[[], Mapping[str, tuple[AnyModel, ForwardFn]]],
     listener: socket.socket,
     *,
     hosts: Sequence[str],
@@ -147,13 +148,13 @@ async def run_server(
                 return
             options: dict[str, Any] = {"batch_tokens": batch_tokens, "max_wait": max_wait, "max_queue": limits.queue}
             async with AsyncExitStack() as stack:
-                served: dict[str, tuple[TaskModel, Batcher]] = {}
+                served: dict[str, tuple[AnyModel, Batcher]] = {}
                 for key, (model, run) in loading.result().items():
                     batcher = Batcher(model, run=run, observe=gate.metrics.batch, **options)
                     served[key] = model, await stack.enter_async_context(batcher)
                 gate.app = build_app(served, gate, name=name)
                 default, _ = next(iter(served.values()))
-                notify(f"{default.task.name} on {_url_of(listener)}  (SIGTERM or Ctrl-C stops)")
+                notify(f"{default.task_name} on {_url_of(listener)}  (SIGTERM or Ctrl-C stops)")
                 await serving
         finally:
             server.should_exit = True
@@ -171,13 +172,13 @@ def _url_of(listener: socket.socket) -> str:
 
 def load_served(
     base: str | Path, adapters: Mapping[str, str | Path], **options: Any
-) -> dict[str, tuple[TaskModel, ForwardFn]]:
+) -> dict[str, tuple[AnyModel, ForwardFn]]:
     """Returns the base under the name "", if it has a trained head, and each adapter.
 
     Raises:
         CheckpointError, UsageError: See ``load_warm``.
     """
-    served: dict[str, tuple[TaskModel, ForwardFn]] = {}
+    served: dict[str, tuple[AnyModel, ForwardFn]] = {}
     try:
         served[""] = load_warm(base, **options)
     except NoHeadError:
@@ -197,8 +198,8 @@ def load_warm(
     revision: str | None,
     dtype: DType,
     adapter: str | Path | None = None,
-    earlier: Sequence[TaskModel] = (),
-) -> tuple[TaskModel, ForwardFn]:
+    earlier: Sequence[AnyModel] = (),
+) -> tuple[AnyModel, ForwardFn]:
     """Returns the model and the warmed-up function that runs its batches.
 
     The model shares the memory of equal weights with the ``earlier`` models.
@@ -210,7 +211,7 @@ def load_warm(
     if task == Embedding.name:
         if adapter is not None or dtype == "int8":
             raise UsageError("an encoder that embeds texts is served in float32 or bf16, without adapters")
-        loaded: TaskModel = load_embedder(model, **options)
+        loaded: AnyModel = load_embedder(model, **options)
     else:
         try:
             loaded = load_trained(model, reading=ReadOptions(), task=task, adapter=adapter, **options)
@@ -220,11 +221,11 @@ def load_warm(
     for other in earlier:
         loaded.share_weights(other)
     run = logits_of(loaded, dtype)
-    rows = Card.of(loaded.task).example_rows
+    rows = example_rows(loaded)
     try:
         for batch in (rows[:1], rows, [*rows] * 8):
             predictions = loaded.predict_rows(batch, forward_fn=run)
-            encoded([prediction.to_json() for prediction in predictions])
+            encoded([written_prediction(prediction) for prediction in predictions])
     except NotFiniteScoresError:
         folder = model if adapter is None else adapter
         reason = "its scores are not finite numbers, so it cannot be served"

@@ -8,7 +8,6 @@ from bert_tasks.errors import UsageError
 from bert_tasks.tasks.base import Task, typed_setting
 from bert_tasks.tasks.masked_language_modeling.task import MaskedLanguageModeling
 from bert_tasks.tasks.multiple_choice import MultipleChoice
-from bert_tasks.tasks.multitask.task import MultiTask
 from bert_tasks.tasks.pair_classification import PairClassification
 from bert_tasks.tasks.replaced_token_detection import ReplacedTokens
 from bert_tasks.tasks.sequence_classification.task import SequenceClassification
@@ -33,10 +32,7 @@ _ALIASES: Mapping[str, type[Task]] = {
     "fill-mask": MaskedLanguageModeling,
 }
 TASKS: Mapping[str, type[Task]] = MappingProxyType({task.name: task for task in _ALL})
-# What a folder may hold: a task, or several.
-STORED_TASKS: Mapping[str, type[Task]] = MappingProxyType({**TASKS, MultiTask.name: MultiTask})
 TASK_NAMES: Mapping[str, type[Task]] = MappingProxyType({**TASKS, **_ALIASES})
-MultiTask.registry = TASK_NAMES
 
 
 def tasks_with_head(head: str | None) -> tuple[type[Task], ...]:
@@ -57,7 +53,7 @@ def stored_name(task_class: type[Task]) -> str:
     """Returns a task's name in config.json, from ``TASKS`` or as ``module:Class``."""
     return (
         task_class.name
-        if STORED_TASKS.get(task_class.name) is task_class
+        if TASKS.get(task_class.name) is task_class
         else f"{task_class.__module__}:{task_class.__qualname__}"
     )
 
@@ -77,11 +73,9 @@ def named_task(name: str) -> type[Task]:
 
 
 __all__ = [
-    "STORED_TASKS",
     "TASKS",
     "TASK_NAMES",
     "MaskedLanguageModeling",
-    "MultiTask",
     "MultipleChoice",
     "PairClassification",
     "ReplacedTokens",

@@ -31,7 +31,7 @@ from pydantic import ConfigDict, TypeAdapter
 from torch import Tensor
 from typing_extensions import TypeVar
 
-from bert_tasks.data.columns import Column, Columns, Row
+from bert_tasks.data.columns import Column, Row
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import Head
 from bert_tasks.encoder.packing import PackedBatch
@@ -257,16 +257,6 @@ class Task(ABC, Generic[PredictionT]):
     @abstractmethod
     def columns(self) -> tuple[Column, ...]:
         """The columns of a row, including its labels. Recipes may map them to other names."""
-
-    @property
-    def row_columns(self) -> Columns:
-        """What is read of a row: the columns of the task, or of several tasks those of each."""
-        return self.columns
-
-    @property
-    def input_columns(self) -> Columns:
-        """``row_columns`` without labels, which a prediction reads."""
-        return [column for column in self.columns if not column.is_label]
 
     @abstractmethod
     def features(self, rows: Sequence[Row], tokenizer: "PreTrainedTokenizerBase") -> list[Feature]:

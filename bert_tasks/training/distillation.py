@@ -26,6 +26,7 @@ from bert_tasks.encoder.packing import Packed, PackedBatch
 from bert_tasks.errors import CheckpointError, DataError, UsageError
 from bert_tasks.inference import evaluate_samples
 from bert_tasks.model.features import tokenized
+from bert_tasks.model.multitask import AnyModel
 from bert_tasks.model.precision import float32
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe.schema import TeacherSection
@@ -43,44 +44,115 @@ _CACHE_VERSION = 1
 _MASKED = -1e30  # a score of padding, because infinity would make the divergence NaN
 
 
-class Distillation(Objective):
-    """The loss of the task and the distances of the student from a teacher.
+class TaughtObjective(Objective):
+    """What the distillation of one task and of several have in common.
 
-    The loss is ``(1 - weight)`` times the loss of the task plus ``weight`` times the distance of the logits, which rows
-    without labels have, too, plus the distances of hidden states and of relations. Teacher and student read the same
-    inputs. The teacher is not trained, is not in checkpoints, and stays in evaluation mode.
+    Teacher and student read the same inputs. The teacher is not trained, is not in checkpoints, and stays in evaluation
+    mode.
 
     Attributes:
-        model: The student.
-        teachers: The teacher, a model of the same task (see ``check_teacher``). For several tasks, their teachers by
-            name.
+        teachers: The teacher of each task that has one, by the name of its head.
         section: How it teaches.
-        relation_heads: Number of heads in which queries, keys and values are compared. 0 does not compare them.
     """
 
     allows_graphs: ClassVar[bool] = True
+    teachers: Mapping[str, TaskModel]
 
-    def __init__(
-        self, model: TaskModel, teacher: TaskModel | Mapping[str, TaskModel], section: TeacherSection | None = None
-    ) -> None:
+    def __init__(self, model: AnyModel, section: TeacherSection | None) -> None:
+        super().__init__(model)
+        self.section = TeacherSection(name="teacher") if section is None else section
+        self._cached: ArrowRows | None = None
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        return self.section.model_dump(exclude={"name", "revision"})
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        sizes = {
+            name: f"{sum(map(Tensor.numel, model.parameters())):,} parameters in "
+            f"{counted(len(model.config.layer_order), 'layer')}"
+            for name, model in (*self.teachers.items(), ("the model", self.model))
+        }
+        return tuple(
+            f"teacher {f'of {task} ' if task else ''}{teacher_name(teacher)} has {sizes[task]}, and "
+            f"the model has {sizes['the model']}"
+            for task, teacher in self.teachers.items()
+        )
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Moves the teachers with the student, to a device or a precision."""
+        for teacher in self.teachers.values():
+            teacher._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch
+        return self
+
+    def begin(self, features: ArrowRows, device: torch.device) -> None:
+        if self.section.cache_logits:
+            for teacher in self.teachers.values():
+                teacher.to(device)
+            self._cached = cached_logits(self.teachers, features, self._of_teacher)
+
+    def prepare(
+        self, features: Sequence[Feature], keys: FeatureKeys, corpus: Sequence[Mapping[str, Any]]
+    ) -> Sequence[Feature]:
+        prepared = [self._of_teacher(feature) for feature in super().prepare(features, keys, corpus)]
+        if self._cached is None:
+            return prepared
+        logits = [row["logits"] for row in self._cached[keys.numbers]]
+        return [
+            {**feature, "fields": {**feature.get("fields", {}), LOGITS: values}}
+            for feature, values in zip(prepared, logits, strict=True)
+        ]
+
+    def _batch_of(self, teacher: AnyModel, batch: PackedBatch) -> PackedBatch:
+        """Returns the batch with the position ids of the teacher's family."""
+        shift = teacher.config.position_offset - self.model.config.position_offset
+        return replace(batch, position_ids=batch.position_ids + shift) if shift else batch
+
+    def _of_teacher(self, feature: Feature) -> Feature:
+        """Returns the feature with BERT's segments if only the teacher reads them."""
+        teacher = self.teachers.get(head_of(feature))
+        if self.model.config.type_vocab_size or teacher is None:
+            return feature
+        if not any(Frame.of(teacher.require_tokenizer(), texts=2).types):
+            return feature
+        ids, separator = feature["input_ids"], self.model.require_tokenizer().sep_token_id
+        first = ids.index(separator) + 1 if separator in ids else len(ids)
+        return {**feature, "token_type_ids": [0] * first + [1] * (len(ids) - first)}
+
+
+class Distillation(TaughtObjective):
+    """The loss of the task and the distances of the student from a teacher.
+
+    The loss is ``(1 - weight)`` times the loss of the task plus ``weight`` times the distance of the logits, which rows
+    without labels have, too, plus the distances of hidden states and of relations.
+
+    Attributes:
+        model: The student.
+        teacher: A model of the same task (see ``check_teacher``).
+        relation_heads: Number of heads in which queries, keys and values are compared. 0 does not compare them.
+    """
+
+    model: TaskModel
+
+    def __init__(self, model: TaskModel, teacher: TaskModel, section: TeacherSection | None = None) -> None:
         """Checks that the teacher can teach the model.
 
         Args:
             model: The student.
-            teacher: A trained model. For several tasks, also a trained model for some of the tasks.
+            teacher: A trained model.
             section: A recipe's ``[teacher]``. Its name and revision are not used. Default: the section's defaults.
 
         Raises:
             UsageError: The teacher has another task, other labels or another tokenizer, the task cannot learn from a
                 teacher, or the section asks for what these two models do not have.
         """
-        super().__init__(model)
-        self.section = TeacherSection(name="teacher") if section is None else section
-        self._cached: ArrowRows | None = None
-        self.relation_heads = 0
-        self.teachers = self._checked_teachers(teacher)  # torch registers no mapping
+        super().__init__(model, section)
+        self._check(teacher)
+        self.teachers = {"": teacher.eval()}  # torch registers no mapping
 
-    def _checked_teachers(self, teacher: Any) -> Mapping[Any, TaskModel]:
+    def _check(self, teacher: TaskModel) -> None:
         model, section = self.model, self.section
         check_teacher(teacher, model)
         reject = partial(require, error=UsageError)
@@ -108,11 +180,10 @@ class Distillation(Objective):
                 f"teacher.cache_logits cannot store the logits, because {model.task.name} changes its inputs in each "
                 "epoch. Set it to false",
             )
-        return {None: teacher.eval()}
 
     @property
     def teacher(self) -> TaskModel:
-        return self.teachers[None]
+        return self.teachers[""]
 
     @property
     def _reads_states(self) -> bool:
@@ -123,61 +194,19 @@ class Distillation(Objective):
         origin = {} if self.teacher.origin is None else dict(vars(self.teacher.origin))
         return {"teacher": {**origin, "digest": weights_digest(self.teacher.state_dict()), **self._options}}
 
-    @property
-    def _options(self) -> dict[str, Any]:
-        return self.section.model_dump(exclude={"name", "revision"})
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        sizes = {
-            name: f"{sum(map(Tensor.numel, model.parameters())):,} parameters in "
-            f"{counted(len(model.config.layer_order), 'layer')}"
-            for name, model in (*self.teachers.items(), ("the model", self.model))
-        }
-        return tuple(
-            f"teacher {'' if task is None else f'of {task} '}{teacher_name(teacher)} has {sizes[task]}, and "
-            f"the model has {sizes['the model']}"
-            for task, teacher in self.teachers.items()
-        )
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Moves the teachers with the student, to a device or a precision."""
-        for teacher in self.teachers.values():
-            teacher._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch
-        return self
-
-    def begin(self, features: ArrowRows, device: torch.device) -> None:
-        if self.section.cache_logits:
-            for teacher in self.teachers.values():
-                teacher.to(device)
-            self._cached = cached_logits(self.teachers, features, self._of_teacher)
-
     def agreement(self, validation: Validation, accelerator: Accelerator) -> dict[str, float]:
         task, teacher_task, shares = self.model.task, self.teacher.task, {}
         self.teacher.task = task
         try:
             for name, (samples, table) in validation.items():
-                inputs = ((self.model, samples), (self.teacher, tokenized(table, task, self.teacher)))
-                predictions = [evaluate_samples(*each, table, accelerator).predictions for each in inputs]
+                inputs = ((self.model, samples), (self.teacher, tokenized(table, self.teacher)))
+                predictions = [evaluate_samples(*each, table, accelerator).scores[""].predictions for each in inputs]
                 with suppress(DataError):
                     same = Report.of(task).same(*predictions)
                     shares[name] = sum(same) / max(1, len(same))
         finally:
             self.teacher.task = teacher_task
         return shares
-
-    def prepare(
-        self, features: Sequence[Feature], keys: FeatureKeys, corpus: Sequence[Mapping[str, Any]]
-    ) -> Sequence[Feature]:
-        prepared = [self._of_teacher(feature) for feature in super().prepare(features, keys, corpus)]
-        if self._cached is None:
-            return prepared
-        logits = [row["logits"] for row in self._cached[keys.numbers]]
-        return [
-            {**feature, "fields": {**feature.get("fields", {}), LOGITS: values}}
-            for feature, values in zip(prepared, logits, strict=True)
-        ]
 
     def counts(self, features: Sequence[Feature]) -> dict[str, float]:
         counts = super().counts(features)
@@ -231,21 +260,11 @@ class Distillation(Objective):
             count = total.new_full((), len(layout.lengths)).detach()
             yield LossTerm(name="relations", total=total, count=count, weight=section.relations_weight)
 
-    def _batch_of(self, teacher: TaskModel, batch: PackedBatch) -> PackedBatch:
-        """Returns the batch with the position ids of the teacher's family."""
-        shift = teacher.config.position_offset - self.model.config.position_offset
-        return replace(batch, position_ids=batch.position_ids + shift) if shift else batch
 
-    def _of_teacher(self, feature: Feature) -> Feature:
-        """Returns the feature with BERT's segments if only the teacher reads them."""
-        teacher = self.teachers.get(feature.get("head"))
-        if self.model.config.type_vocab_size or teacher is None:
-            return feature
-        if not any(Frame.of(teacher.require_tokenizer(), texts=2).types):
-            return feature
-        ids, separator = feature["input_ids"], self.model.require_tokenizer().sep_token_id
-        first = ids.index(separator) + 1 if separator in ids else len(ids)
-        return {**feature, "token_type_ids": [0] * first + [1] * (len(ids) - first)}
+def head_of(feature: Mapping[str, Any]) -> str:
+    """Returns the name of the head that reads a feature, which only features of several tasks hold."""
+    name = feature.get("head")
+    return "" if name is None else str(name)
 
 
 def load_teacher(name: str, task: Task, *, revision: str | None) -> TaskModel:
@@ -269,7 +288,7 @@ def load_teacher(name: str, task: Task, *, revision: str | None) -> TaskModel:
     return teacher
 
 
-def teacher_name(teacher: TaskModel) -> str:
+def teacher_name(teacher: AnyModel) -> str:
     """Returns the name that a teacher was loaded by."""
     return "in memory" if teacher.origin is None else teacher.origin.name
 
@@ -344,7 +363,7 @@ def relation_divergence(student: Tensor, teacher: Tensor, layout: Packed, *, hea
 
 
 def cached_logits(
-    teachers: Mapping[Any, TaskModel], features: ArrowRows, of_teacher: Callable[[Feature], Feature]
+    teachers: Mapping[str, TaskModel], features: ArrowRows, of_teacher: Callable[[Feature], Feature]
 ) -> ArrowRows:
     """Returns every feature's logits by its teacher, memory-mapped from the cache.
 
@@ -360,7 +379,7 @@ def cached_logits(
         inputs = list(map(of_teacher, stored))
         flat: dict[int, list[float]] = {}
         for name, teacher in teachers.items():
-            members = [i for i, feature in enumerate(inputs) if feature.get("head") == name]
+            members = [i for i, feature in enumerate(inputs) if head_of(feature) == name]
             lengths = [len(inputs[i]["input_ids"]) for i in members]
             for batch_members in longest_first(lengths, max_tokens=teacher.batch_tokens):
                 numbers = [members[i] for i in batch_members]

@@ -12,10 +12,13 @@ from bert_tasks.data.table import RowTable, Samples
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.inference import evaluate_samples
 from bert_tasks.metrics.tables import LOSS, metric_key, split_key, untuned
+from bert_tasks.model.encoder_with_heads import ForwardFn
 from bert_tasks.model.features import tokenized
-from bert_tasks.model.task_model import ForwardFn, TaskModel
+from bert_tasks.model.heads import primary_metric
+from bert_tasks.model.multitask import AnyModel
 from bert_tasks.recipe.schema import RunSection
 from bert_tasks.tasks.base import Task
+from bert_tasks.tasks.several import head_key
 from bert_tasks.tasks.shared.report import Report
 
 Validation = Mapping[str, tuple[Samples, RowTable]]
@@ -23,40 +26,41 @@ Validation = Mapping[str, tuple[Samples, RowTable]]
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluated:
-    """Metrics by ``metric_key``, the tuned task and ``Report.collapse`` of all sets."""
+    """Metrics by ``metric_key``, the tuned task of each head and ``Report.collapse`` of all sets."""
 
     metrics: dict[str, float]
-    task: Task
+    tasks: Mapping[str, Task]
     collapses: Mapping[str, str | None]
 
 
 def evaluate_all(
-    model: TaskModel,
+    model: AnyModel,
     validation: Validation,
     accelerator: Accelerator,
     *,
     forward_fn: ForwardFn | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Evaluated:
-    """Evaluates the model on all validation sets and tunes the task on the first."""
-    plain, task = model.task, model.task
+    """Evaluates the model on all validation sets and tunes its tasks on the first."""
+    plain = tasks = model.tasks
     metrics: dict[str, float] = {}
     collapses: dict[str, str | None] = {}
     try:
         for position, (name, (samples, table)) in enumerate(validation.items()):
-            model.task = task
+            model.tasks = tasks
             result = evaluate_samples(
                 model, samples, table, accelerator, tune=position == 0, forward_fn=forward_fn, stop=stop
             )
-            task, collapses[name] = result.task, result.collapse
+            tasks = tasks | {head: score.task for head, score in result.scores.items()}
+            collapses[name] = result.collapse
             metrics |= {metric_key(name, metric): value for metric, value in result.metrics.items()}
     finally:
-        model.task = plain
-    return Evaluated(metrics=metrics, task=task, collapses=collapses)
+        model.tasks = plain
+    return Evaluated(metrics=metrics, tasks=tasks, collapses=collapses)
 
 
 def check_metric(
-    model: TaskModel,
+    model: AnyModel,
     metric: str,
     validation: Mapping[str, RowTable],
     accelerator: Accelerator,
@@ -70,7 +74,7 @@ def check_metric(
     model.to(accelerator.device)
     metric_names: list[str] = []
     for tables in ({name: table.select(range(1)) for name, table in validation.items()}, validation):
-        samples = {name: (tokenized(table, model.task, model), table) for name, table in tables.items()}
+        samples = {name: (tokenized(table, model), table) for name, table in tables.items()}
         # One row may not be enough to compute any metric.
         with nullcontext() if tables is validation else suppress(DataError):
             metric_names = list(evaluate_all(model, samples, accelerator, forward_fn=forward_fn).metrics)
@@ -79,16 +83,22 @@ def check_metric(
     raise UsageError(f"metric_for_best_model is {metric!r}, expected one of {', '.join(metric_names)}")
 
 
-def metric_metadata(task: Task, run: RunSection, sets: Sequence[str]) -> dict[str, Any]:
+def metric_metadata(tasks: Mapping[str, Task], run: RunSection, sets: Sequence[str]) -> dict[str, Any]:
     """Returns facts for readers of the metrics, such as the best model's metric."""
-    report, primary, best = Report.of(task), task.primary_metric, run.metric_for_best_model
-    untuned_too = {untuned(primary)} if primary in report.lower_is_better else set()
+    primary, best = primary_metric(tasks), run.metric_for_best_model
+    lower: set[str] = set()
+    neutral: set[str] = set()
+    for name, task in tasks.items():
+        report = Report.of(task)
+        lower |= {head_key(name, metric) for metric in report.lower_is_better}
+        neutral |= {head_key(name, metric) for metric in report.neutral_metrics}
+    untuned_too = {untuned(primary)} if primary in lower else set()
     return {
         "sets": list(sets),
         "best": metric_key(sets[0], primary) if best is None else best,
         "primary": primary,
-        "lower_is_better": sorted(report.lower_is_better | {LOSS} | untuned_too),
-        "neutral": sorted(report.neutral_metrics),
+        "lower_is_better": sorted(lower | {LOSS} | untuned_too),
+        "neutral": sorted(neutral),
     }
 
 

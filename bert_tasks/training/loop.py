@@ -33,13 +33,13 @@ from bert_tasks.distributed import (
 from bert_tasks.errors import CheckpointError, DivergedError, GivenUpError, StoppedError, UsageError, argument
 from bert_tasks.metrics.tables import SEPARATOR, metric_key, metrics_by_set, split_key
 from bert_tasks.model.features import tokenized, training_samples
-from bert_tasks.model.pretrained import CheckpointFolder, folder_task
-from bert_tasks.model.task_model import TaskModel
-from bert_tasks.recipe.check import fitted_task
+from bert_tasks.model.heads import metric_table
+from bert_tasks.model.multitask import AnyModel
+from bert_tasks.model.pretrained import CheckpointFolder, stored_tasks
+from bert_tasks.recipe.check import fit_to_splits
 from bert_tasks.recipe.schema import OptimSection, RunSection
 from bert_tasks.storage import locked
 from bert_tasks.tasks.shared.fitting import Fitting
-from bert_tasks.tasks.shared.report import Report
 from bert_tasks.training import files as outputs
 from bert_tasks.training.checkpoints import remove_checkpoints
 from bert_tasks.training.evaluation import Validation, check_metric, evaluate_all, metric_metadata, rank_of
@@ -74,7 +74,7 @@ class Trainer:
     Example:
         >>> recipe = load_recipe("recipe.toml")
         >>> data = prepare(recipe)  # of bert_tasks.recipe.check
-        >>> model = TaskModel.from_pretrained(base, task=data.task)
+        >>> model = TaskModel.from_pretrained(base, task=data.heads[""].task)
         >>> result = Trainer(objective=model, splits=data.splits, optim=recipe.optim, run=recipe.run).train()
     """
 
@@ -87,7 +87,7 @@ class Trainer:
     def __init__(
         self,
         *,
-        objective: Objective | TaskModel,
+        objective: Objective | AnyModel,
         splits: Splits,
         optim: OptimSection,
         run: RunSection,
@@ -114,7 +114,7 @@ class Trainer:
         self.callback = TrainerCallback.of(callback)
         self.output_dir = Path(str(run.output_dir))
         self.accelerator = make_accelerator(optim.mixed_precision)
-        self.state = TrainerState(task=self.model.task)
+        self.state = TrainerState(tasks=self.model.tasks)
         self.clock = Clock()
 
     def train(self, *, overwrite: bool = False, progress: bool = True) -> FitResult:
@@ -193,13 +193,13 @@ class Trainer:
                 f"the validation sets are {list(validation)}, expected at least one, with a name for each of several, "
                 f"without {SEPARATOR!r} in names"
             )
-        model.task = fitted_task(model.task, self.splits)
+        fit_to_splits(model, self.splits)
         if self.optimizer is None:
             load_factory(optim)
         if optim.lora_rank is not None:
             freeze_encoder(self.objective, optim)
         if self.run.save_adapter and (optim.lora_rank is None or not model.can_save_adapter):
-            raise no_adapters(model.task.name)
+            raise no_adapters(model.task_name)
         freeze(model, embeddings=optim.freeze_embeddings, layers=optim.freeze_layers)
         if self.run.metric_for_best_model is not None:
             check_metric(model, self.run.metric_for_best_model, validation, self.accelerator, self.objective.forward_fn)
@@ -207,17 +207,18 @@ class Trainer:
     @cached_property
     def folder(self) -> RunFolder:
         """The folder, with the settings of the recipe, of the model and of the data."""
-        task, data = self.model.task, outputs.data_metadata(self.splits)
+        model, data = self.model, outputs.data_metadata(self.splits)
         settings = outputs.flat_settings(
             {"gradient_checkpointing": False, **self.model_settings},
             self.optim,
             self.run,
-            settings={**Fitting.of(task).settings(), "labels": list(task.labels)},
-            encoder=vars(self.model.config),
+            settings={**model.settings, "labels": list(model.labels)},
+            encoder=vars(model.config),
             data={name: split["fingerprint"] for name, split in data.items()},
             **self.objective.settings,
         )
-        settings["task"] = type(task).__name__
+        only = model.tasks.get("")
+        settings["task"] = model.task_name if only is None else type(only).__name__
         if not isinstance(self.objective, Supervised):
             settings["objective"] = type(self.objective).__name__
         if self.optimizer is not None:
@@ -242,10 +243,8 @@ class Trainer:
         """Tokenises the rows, makes the optimizer, and begins or resumes the run."""
         model, splits, run, accelerator = self.model, self.splits, self.run, self.accelerator
         with main_process_first(accelerator):
-            samples = training_samples(splits.train, model.task, model)
-            self.validation = {
-                name: (tokenized(table, model.task, model), table) for name, table in splits.validation.items()
-            }
+            samples = training_samples(splits.train, model)
+            self.validation = {name: (tokenized(table, model), table) for name, table in splits.validation.items()}
             self.objective.begin(samples.features, accelerator.device)
         model.encoder.gradient_checkpointing = self.model_settings.get("gradient_checkpointing", False)
         self.steps = OptimizerSteps(
@@ -257,7 +256,7 @@ class Trainer:
             factory=self.optimizer,
         )
         stack.callback(self.steps.optimizer.release)  # also of a run that ends in an error
-        self.state = TrainerState(task=model.task)
+        self.state = TrainerState(tasks=model.tasks)
         is_main = accelerator.is_main_process
         self.logger = MetricsLogger(
             self.output_dir, trackers=run.trackers if is_main else (), project=run.project, silent=not progress
@@ -351,11 +350,11 @@ class Trainer:
             if state.step < self.steps.plan.total:
                 self._stop()
             evaluation = evaluate()  # nothing but this evaluation is left of the run
-        metadata = metric_metadata(self.model.task, self.run, list(self.validation))
+        metadata = metric_metadata(self.model.tasks, self.run, list(self.validation))
         is_best = state.add_evaluation(
             evaluation.metrics,
             rank_of(evaluation.metrics, metadata),
-            task=evaluation.task,
+            tasks=evaluation.tasks,
             collapse=evaluation.collapses[split_key(metadata["best"], metadata["sets"])[0]],
         )
         state.update_early_stopping(self.run.early_stopping_patience)
@@ -364,12 +363,12 @@ class Trainer:
         broadcast_from_main(self.accelerator, self.logger.record, record)
         self._save()
         if is_best:
-            self.folder.publish(state.task, self.steps.optimizer.adapters)
+            self.folder.publish(state.tasks, self.steps.optimizer.adapters)
         asked = broadcast_from_main(self.accelerator, lambda: bool(self.callback.on_evaluate(self, dict(record))))
         overall = {  # the metrics over all rows, each number once
             metric_key(name, metric): value
             for name, metrics in metrics_by_set(evaluation.metrics, metadata["sets"]).items()
-            for metric, value in Report.of(evaluation.task).table(metrics).overall.items()
+            for metric, value in metric_table(evaluation.tasks, metrics).overall.items()
         }
         self.reporter.evaluation(state.step, overall, best=is_best)
         if state.stopped:
@@ -400,7 +399,7 @@ class Trainer:
         state, sets = self.state, tuple(self.splits.validation)
         self.steps.optimizer.release()
         self._load_best()
-        self.model.task = state.task
+        self.model.tasks = state.tasks
         agreement = self.objective.agreement(self.validation, self.accelerator)
         if agreement:
             event = {"event": "agreement", "step": state.step, "agreement": agreement}
@@ -408,10 +407,12 @@ class Trainer:
         notes: tuple[str, ...] = ()
         if self.splits.train.sample:
             notes = (f"the model was trained on {self.splits.train.sample}. Train on all rows before you use it",)
-        name, _ = split_key(metric_metadata(state.task, self.run, sets)["best"], sets)
+        name, _ = split_key(metric_metadata(state.tasks, self.run, sets)["best"], sets)
         if state.best_collapse is not None:
             where = f" of the validation set {name!r}" if name else ""
-            remedies = [f"a lower learning_rate (now {self.optim.learning_rate:g})", *Fitting.of(state.task).remedies]
+            remedies = [f"a lower learning_rate (now {self.optim.learning_rate:g})"]
+            for task in state.tasks.values():
+                remedies += [remedy for remedy in Fitting.of(task).remedies if remedy not in remedies]
             epochs = self.steps.order.epochs(self.steps.plan.total)
             notes = (
                 *notes,
@@ -426,7 +427,7 @@ class Trainer:
             stopped_early=state.stopped,
             train_seconds=round(state.seconds, 3),
             output_dir=self.output_dir,
-            task=state.task,
+            tasks=state.tasks,
             validation_sets=sets,
             collapse=state.best_collapse,
             notes=notes,
@@ -436,7 +437,7 @@ class Trainer:
         self._remove_checkpoints()
         for note in notes:
             self.reporter.note(note)
-        frequent = most_frequent_label(self.splits.validation[name], state.task.columns)
+        frequent = most_frequent_label(self.splits.validation[name], self.model.row_columns)
         self.reporter.line(
             f"trained for {state.seconds:.0f} s at {speed:,.0f} tokens/s, "
             f"best epoch {self.steps.order.epochs(state.best_step):.3g} of {self.steps.order.epochs(state.step):.3g}"
@@ -446,13 +447,14 @@ class Trainer:
 
     def _reuse(self, summary: Mapping[str, Any]) -> FitResult:
         """Returns the result of a finished run, with its model and its tuned task."""
-        folder, cls = self.output_dir / outputs.MODEL, type(self.model.task)
-        task, _ = broadcast_from_main(self.accelerator, lambda: folder_task(CheckpointFolder.open(folder), cls, {}))
-        self.model.task = task
+        folder, tasks = self.output_dir / outputs.MODEL, self.model.tasks
+        only = type(tasks[""]) if "" in tasks else None
+        stored = broadcast_from_main(self.accelerator, lambda: stored_tasks(CheckpointFolder.open(folder), only))
+        self.model.tasks = stored
         self._load_best()
         self._remove_checkpoints()
         sets = tuple(self.splits.validation)
-        return FitResult.from_summary(summary, output_dir=self.output_dir, task=task, validation_sets=sets)
+        return FitResult.from_summary(summary, output_dir=self.output_dir, tasks=stored, validation_sets=sets)
 
     def _remove_checkpoints(self) -> None:
         """Removes the checkpoints of a finished run, unless they are to be kept."""
@@ -537,14 +539,14 @@ class _RecordCallback(TrainerCallback):
         return self.function(record)
 
 
-def prepare_model(model: TaskModel, *, seed: int) -> None:
+def prepare_model(model: AnyModel, *, seed: int) -> None:
     """Makes a model ready for a run. A new head is drawn from the run's seed.
 
     Raises:
         UsageError: The model cannot be trained and saved, because it is exported, wrapped by another library, or no
             ``TaskModel``.
     """
-    if not isinstance(model, TaskModel):
+    if not isinstance(model, AnyModel):
         raise UsageError(
             f"expected a TaskModel, got a {type(model).__name__}. If another library has wrapped the model, pass "
             "the TaskModel inside. Merge adapters of peft with model = peft_model.merge_and_unload()"

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from bert_tasks.data.arrow import ArrowRows
 from bert_tasks.encoder.packing import PackedBatch
+from bert_tasks.model.encoder_with_heads import ForwardFn
+from bert_tasks.model.multitask import AnyModel
 from bert_tasks.model.precision import float32
-from bert_tasks.model.task_model import ForwardFn, TaskModel
 from bert_tasks.storage import sha256
 from bert_tasks.tasks.base import Feature, FeatureKeys, LossTerm, is_dynamic
 from bert_tasks.training.evaluation import Validation
@@ -31,7 +32,7 @@ class Objective(nn.Module, ABC):
 
     allows_graphs: ClassVar[bool] = False
 
-    def __init__(self, model: TaskModel) -> None:
+    def __init__(self, model: AnyModel) -> None:
         super().__init__()
         self.model = model
 
@@ -46,11 +47,11 @@ class Objective(nn.Module, ABC):
         self, features: Sequence[Feature], keys: FeatureKeys, corpus: Sequence[Mapping[str, Any]]
     ) -> Sequence[Feature]:
         """Returns the features as a step sees them. See ``Task.prepare``."""
-        return self.model.task.prepare(features, keys, corpus, self.model.require_tokenizer())
+        return self.model.prepare(features, keys, corpus)
 
     def counts(self, features: Sequence[Feature]) -> dict[str, float]:
         """Returns the count of each loss term for prepared features. See ``Task.counts``."""
-        return self.model.task.counts(features)
+        return self.model.counts(features)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -70,7 +71,7 @@ class Objective(nn.Module, ABC):
         return None
 
     @property
-    def further_models(self) -> Mapping[str, TaskModel]:
+    def further_models(self) -> Mapping[str, AnyModel]:
         """Folder of the run -> a model that is saved there in addition to the best model."""
         return {}
 
@@ -80,8 +81,8 @@ class Objective(nn.Module, ABC):
 
         It does if a head is tied to their table, or if tokens are drawn.
         """
-        models = [module for module in self.modules() if isinstance(module, TaskModel)]
-        return any(model.head.reads_embeddings or is_dynamic(model.task) for model in models)
+        models = [module for module in self.modules() if isinstance(module, AnyModel)]
+        return any(model.head.reads_embeddings or any(map(is_dynamic, model.tasks.values())) for model in models)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -105,14 +106,14 @@ class Objective(nn.Module, ABC):
 
 
 class Supervised(Objective):
-    """The loss of the model's task against the labels of the rows."""
+    """The loss of the model's tasks against the labels of the rows."""
 
     allows_graphs: ClassVar[bool] = True
 
     def forward(self, batch: PackedBatch) -> tuple[LossTerm, ...]:
         logits = float32(self.model(batch))
         with torch.autocast(logits.device.type, enabled=False):
-            return self.model.task.loss(logits, batch)
+            return self.model.loss(logits, batch)
 
 
 def weights_digest(tensors: Mapping[str, Tensor]) -> str:

@@ -21,7 +21,7 @@ from bert_tasks.data.arrow import ArrowRows
 from bert_tasks.encoder.attention import attention_backend
 from bert_tasks.encoder.lora import Adapters
 from bert_tasks.errors import UsageError
-from bert_tasks.model.task_model import TaskModel
+from bert_tasks.model.multitask import AnyModel
 from bert_tasks.recipe.schema import OPTIMIZERS, OptimSection, import_name
 from bert_tasks.training.objectives import Objective
 from bert_tasks.training.vocabulary import TrainedVocabulary, remap_moment
@@ -243,7 +243,7 @@ def _is_plain(value: object) -> bool:
     return value is None or isinstance(value, bool | numbers.Real | str)
 
 
-def attention_kernel(model: TaskModel, mixed_precision: str) -> str:
+def attention_kernel(model: AnyModel, mixed_precision: str) -> str:
     """Returns the attention kernel of a run, which never changes the mathematics."""
     config = model.config
     return attention_backend(
@@ -296,7 +296,7 @@ def make_optimizer(groups: list[dict[str, Any]], factory: OptimizerFactory) -> t
 
 
 def parameter_groups(
-    model: Objective | TaskModel,
+    model: Objective | AnyModel,
     *,
     learning_rate: float,
     weight_decay: float,
@@ -336,12 +336,12 @@ def set_sparse_gradients(objective: Objective, enabled: bool) -> None:
     This saves work on nearly all rows. If a head reads the whole table, these rows are added to the gradient of the
     head.
     """
-    models = [module for module in objective.modules() if isinstance(module, TaskModel)]
+    models = [module for module in objective.modules() if isinstance(module, AnyModel)]
     for table in (model.encoder.embeddings.word for model in models):
         table.sparse = enabled
 
 
-def freeze(model: Objective | TaskModel, *, embeddings: bool, layers: int) -> None:
+def freeze(model: Objective | AnyModel, *, embeddings: bool, layers: int) -> None:
     """Freezes embeddings or first layers. Raises UsageError between shared weights."""
     depths = model.parameter_depths()
     ends = sorted(set(depths.values()) - {0, max(depths.values())})
@@ -358,9 +358,9 @@ def freeze(model: Objective | TaskModel, *, embeddings: bool, layers: int) -> No
 def freeze_encoder(objective: Objective, optim: OptimSection) -> None:
     """Freezes the encoder for adapters. Raises UsageError if they do not fit."""
     model = objective.model
-    if sum(isinstance(module, TaskModel) for module in objective.modules()) > 1:
+    if sum(isinstance(module, AnyModel) for module in objective.modules()) > 1:
         raise UsageError(
-            f"optim.lora_rank adapts one model, but {model.task.name} trains two models together. Remove it"
+            f"optim.lora_rank adapts one model, but {model.task_name} trains two models together. Remove it"
         )
     if optim.lora_rank is not None and optim.lora_rank > model.config.hidden_size:
         raise UsageError(

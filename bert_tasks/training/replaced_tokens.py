@@ -9,8 +9,9 @@ from bert_tasks.encoder.heads import ReplacedTokenOutput
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import UsageError
 from bert_tasks.families import family_of
+from bert_tasks.model.encoder_with_heads import ForwardFn
 from bert_tasks.model.replaced_tokens import replaced_token_output
-from bert_tasks.model.task_model import ForwardFn, TaskModel
+from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks.base import LossTerm
 from bert_tasks.tasks.shared.fitting import Fitting
 from bert_tasks.training import files as outputs
@@ -31,6 +32,7 @@ class ReplacedTokenDetection(Objective):
     """
 
     allows_graphs: ClassVar[bool] = True
+    model: TaskModel
 
     def __init__(self, model: TaskModel, generator: TaskModel) -> None:
         """Ties the embeddings of the generator to the model's.
@@ -50,7 +52,7 @@ class ReplacedTokenDetection(Objective):
     def forward(self, batch: PackedBatch) -> tuple[LossTerm, ...]:
         output = self.output_of(batch)
         with torch.autocast(output.device.type, enabled=False):
-            return self.model.task.loss(output, batch)
+            return self.model.loss(output, batch)
 
     def output_of(self, batch: PackedBatch) -> ReplacedTokenOutput:
         """Runs the generator on masked tokens, and the discriminator on drawn tokens."""

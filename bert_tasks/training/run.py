@@ -12,18 +12,17 @@ from bert_tasks.data.splits import trained_names, trained_reading
 from bert_tasks.distributed import broadcast_from_main, main_process_first, make_accelerator
 from bert_tasks.errors import RecipeError, UsageError, argument
 from bert_tasks.model.features import training_samples
-from bert_tasks.model.multitask import MultiTaskModel
+from bert_tasks.model.multitask import AnyModel, MultiTaskModel, new_model, pretrained_model
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe.check import LoadedRecipe, prepare, report_on
 from bert_tasks.recipe.schema import Recipe, TeacherSection, load_recipe, resolved_toml
-from bert_tasks.tasks import MultiTask
 from bert_tasks.tasks.shared.fitting import Fitting
 from bert_tasks.tasks.shared.outputs import check_teachable
 from bert_tasks.training import files as outputs
 from bert_tasks.training.checkpoints import checkpoints
 from bert_tasks.training.distillation import Distillation, load_teacher
+from bert_tasks.training.distillation_of_several import DistillationOfSeveral, Teacher, load_teachers
 from bert_tasks.training.loop import Callback, Trainer, prepare_model
-from bert_tasks.training.multitask_distillation import MultiTaskDistillation, Teacher, load_teachers
 from bert_tasks.training.objectives import Objective, Supervised
 from bert_tasks.training.optim import count_trained, make_adapters
 from bert_tasks.training.progress import check_installed
@@ -36,17 +35,15 @@ from bert_tasks.training.step import StepPlan
 def build_trainer(prepared: LoadedRecipe, callback: Callback | None = None) -> Trainer:
     """Returns the run of a recipe with its loaded checkpoint and the task's head."""
     recipe = prepared.recipe
-    section, task, seed = recipe.model, prepared.task, recipe.run.seed
+    section, heads, seed = recipe.model, prepared.heads, recipe.run.seed
     if section.config is not None:
-        model = TaskModel.from_config(section.config, task=task, tokenizer=str(section.tokenizer), seed=seed)
-    elif isinstance(task, MultiTask):
-        model = MultiTaskModel.from_pretrained(str(section.name), tasks=task.heads, revision=section.revision)
+        model = new_model(section.config, heads, tokenizer=str(section.tokenizer), seed=seed)
     else:
-        model = TaskModel.from_pretrained(str(section.name), task=task, revision=section.revision)
+        model = pretrained_model(str(section.name), heads, revision=section.revision)
     if section.layers is not None or section.family is not None:
         model = model.with_layers(section.layers, family=section.family)
     prepare_model(model, seed=seed)
-    model.columns, model.reading = trained_names(recipe.data, task.row_columns), trained_reading(recipe.data)
+    model.columns, model.reading = trained_names(recipe.data, model.row_columns), trained_reading(recipe.data)
     return Trainer(
         objective=make_objective(model, recipe.teacher, seed=seed),
         splits=prepared.splits,
@@ -59,7 +56,7 @@ def build_trainer(prepared: LoadedRecipe, callback: Callback | None = None) -> T
 
 
 def make_objective(
-    model: TaskModel, section: TeacherSection | None, teacher: Teacher | None = None, *, seed: int
+    model: AnyModel, section: TeacherSection | None, teacher: Teacher | None = None, *, seed: int
 ) -> Objective:
     """Returns the loss of the task, and of a teacher or a generator if there is one.
 
@@ -72,19 +69,23 @@ def make_objective(
 
     Raises:
         CheckpointError: The teacher's folder has no trained head for the task and its labels.
-        UsageError: See ``Distillation`` and ``MultiTaskDistillation``.
+        UsageError: See ``Distillation`` and ``DistillationOfSeveral``.
     """
+    if isinstance(model, MultiTaskModel):
+        if section is None:
+            return Supervised(model)
+        teachers = load_teachers(model.tasks, section.name if teacher is None else teacher, revision=section.revision)
+        return DistillationOfSeveral(model, teachers, section)
     if Fitting.of(model.task).generator() is not None:
         if section is not None:
             check_teachable(model.task)  # rejects the teacher
         return ReplacedTokenDetection(model, make_generator(model, seed=seed))
     if section is None:
         return Supervised(model)
-    if isinstance(model.task, MultiTask):
-        teachers = load_teachers(model.task, section.name if teacher is None else teacher, revision=section.revision)
-        return MultiTaskDistillation(model, teachers, section)
     if isinstance(section.name, dict):
         raise UsageError(f"[teacher] has tasks ({', '.join(section.name)}), but the model has one. Name one teacher")
+    if isinstance(teacher, MultiTaskModel):
+        raise UsageError(f"the teacher has the tasks {', '.join(teacher.models)}. Pass the one of the model")
     if not isinstance(teacher, TaskModel):
         teacher = load_teacher(section.name, model.task, revision=section.revision)
     return Distillation(model, teacher, section)
@@ -183,7 +184,7 @@ def dry_run(recipe: Recipe, *, overwrite: bool = False) -> DryRun:
         state = f"a run to resume from {saved[-1].name}"
     else:
         state = "a run without a checkpoint, which starts again from the beginning"
-    samples = training_samples(trainer.splits.train, model.task, model)
+    samples = training_samples(trainer.splits.train, model)
     order = SampleOrder.of(samples, optim, seed=seed)
     plan, first_row = StepPlan.of(optim, order), order.epoch(0)[0][:1]
     return DryRun(

@@ -29,14 +29,15 @@ from bert_tasks.encoder.lora import Adapters
 from bert_tasks.errors import CheckpointError, UsageError, argument
 from bert_tasks.metrics.tables import MetricTable, metrics_by_set
 from bert_tasks.model.features import input_notes
+from bert_tasks.model.heads import metric_table
+from bert_tasks.model.multitask import AnyModel
 from bert_tasks.recipe.schema import RunSection
 from bert_tasks.storage import remove_temporaries
 from bert_tasks.tasks import typed_setting
 from bert_tasks.tasks.base import Task
+from bert_tasks.tasks.several import fitted_values
 from bert_tasks.tasks.shared.fitting import Fitting
 from bert_tasks.tasks.shared.notebook import html_table
-from bert_tasks.tasks.shared.report import Report
-from bert_tasks.tasks.shared.windows import Windows
 from bert_tasks.training import checkpoints as checkpointing
 from bert_tasks.training import files as outputs
 from bert_tasks.training.checkpoints import RunState
@@ -60,7 +61,7 @@ class TrainerState:
     """The progress of a run, which checkpoints store.
 
     Attributes:
-        task: The task of the best evaluation, with its tuned thresholds.
+        tasks: The task of each head at the best evaluation, with its tuned thresholds.
         step: Number of completed optimizer steps. ``evaluated_step`` is the number before the last evaluation.
         best, last: Metrics of the best and of the last evaluation.
         best_value, best_loss: Rank of the best model (see ``rank_of``).
@@ -72,7 +73,7 @@ class TrainerState:
         stopped: The run ends early.
     """
 
-    task: Task
+    tasks: Mapping[str, Task]
     step: int = 0
     evaluated_step: int = 0
     best: dict[str, float] = field(default_factory=dict)
@@ -91,19 +92,19 @@ class TrainerState:
         metrics: dict[str, float],
         rank: tuple[float, float],
         *,
-        task: Task,
+        tasks: Mapping[str, Task],
         collapse: str | None,
     ) -> bool:
         """Adds the evaluation after ``step``. Returns True if it is the first best so far.
 
-        ``rank`` is the result of ``rank_of``. ``task`` is the task as this evaluation tuned it.
+        ``rank`` is the result of ``rank_of``. ``tasks`` are the tasks as this evaluation tuned them.
         """
         value, loss = rank
         is_best = (value, -loss) > (self.best_value, -self.best_loss) or not self.best
         self.last, self.evaluated_step = metrics, self.step
         self.since_best = 0 if is_best else self.since_best + 1
         if is_best:
-            self.best, self.best_step, self.task = metrics, self.step, task
+            self.best, self.best_step, self.tasks = metrics, self.step, tasks
             self.best_value, self.best_loss, self.best_collapse = value, loss, collapse
         return is_best
 
@@ -113,25 +114,37 @@ class TrainerState:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state as JSON, with null for NaN and infinity."""
-        stored = outputs.finite({name: value for name, value in vars(self).items() if name != "task"})
-        return {**stored, "tuned": Fitting.of(self.task).values()}
+        stored = outputs.finite({name: value for name, value in vars(self).items() if name != "tasks"})
+        return {**stored, "tuned": fitted_values(self.tasks)}
 
     def load_state_dict(self, stored: Mapping[str, Any]) -> None:
         """Loads what ``state_dict`` returned. Raises ValueError if a field is damaged."""
         check_record(stored, StateRecord)
-        values, task_class = copy.deepcopy(dict(stored)), type(self.task)
+        values = copy.deepcopy(dict(stored))
         tuned = values.pop("tuned")
-        if tuned.keys() - set(Fitting.of(task_class).fields):
-            raise ValueError(f"tuned has other fields than {', '.join(Fitting.of(task_class).fields)}")
-        for name, value in tuned.items():
-            try:
-                tuned[name] = typed_setting(task_class, name, value)
-            except ValidationError as error:
-                raise ValueError(f"tuned.{name} = {shortened(value)}, {error.errors()[0]['msg']}") from None
-        self.task = replace(self.task, **tuned)
+        if "" in self.tasks:
+            tuned = {"fitted": {"": tuned}}
+        by_head = tuned.get("fitted", {})
+        if tuned.keys() - {"fitted"} or not isinstance(by_head, Mapping) or by_head.keys() - self.tasks.keys():
+            raise ValueError(f"tuned has other tasks than {', '.join(self.tasks)}")
+        self.tasks = {name: _tuned(task, by_head.get(name, {})) for name, task in self.tasks.items()}
         for name, value in values.items():
             metrics_or_value = _from_json(value) if name in ("best", "last") else value
             setattr(self, name, _WORST.get(name) if value is None else metrics_or_value)
+
+
+def _tuned(task: Task, values: Mapping[str, Any]) -> Task:
+    """Returns a task with fitted values from a checkpoint. Raises ValueError if one is damaged."""
+    known = Fitting.of(task).fields
+    if not isinstance(values, Mapping) or values.keys() - set(known):
+        raise ValueError(f"tuned has other fields than {', '.join(known)}")
+    checked = {}
+    for name, value in values.items():
+        try:
+            checked[name] = typed_setting(type(task), name, value)
+        except ValidationError as error:
+            raise ValueError(f"tuned.{name} = {shortened(value)}, {error.errors()[0]['msg']}") from None
+    return replace(task, **checked)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +155,8 @@ class FitResult:
         metrics, last_metrics: Metrics on the validation rows of the best model, and of the last evaluation.
         best_step, steps: Number of optimizer steps until the best model, and of all steps.
         train_seconds: Seconds of training, without evaluation and saving.
-        task: The task of the best model, with its tuned thresholds.
+        tasks: Name of each task -> the task of the best model, with its tuned thresholds. If there is only one task,
+            its name is "".
         validation_sets: Names of the validation sets, with which their metrics begin. A single set may be "".
         collapse: The prediction of the best model for every row of a validation set although the labels differ, such as
             "predicts 'calm' for every row", or None.
@@ -160,7 +174,7 @@ class FitResult:
     stopped_early: bool
     train_seconds: float
     output_dir: Path
-    task: Task
+    tasks: Mapping[str, Task]
     validation_sets: tuple[str, ...]
     collapse: str | None = None
     notes: tuple[str, ...] = ()
@@ -168,13 +182,13 @@ class FitResult:
 
     def summary(self) -> dict[str, Any]:
         """Returns the content of ``metrics.json``."""
-        others = ("output_dir", "task", "validation_sets", "reused")
+        others = ("output_dir", "tasks", "validation_sets", "reused")
         return {key: value for key, value in vars(self).items() if key not in others}
 
     def metric_tables(self) -> dict[str, MetricTable]:
         """Returns the best model's metrics on each validation set, as tables."""
         by_set = metrics_by_set(self.metrics, self.validation_sets)
-        return {name: Report.of(self.task).table(metrics) for name, metrics in by_set.items()}
+        return {name: metric_table(self.tasks, metrics) for name, metrics in by_set.items()}
 
     def _repr_html_(self) -> str:
         rows = [
@@ -191,12 +205,12 @@ class FitResult:
 
     @classmethod
     def from_summary(
-        cls, summary: Mapping[str, Any], *, output_dir: Path, task: Task, validation_sets: Sequence[str]
+        cls, summary: Mapping[str, Any], *, output_dir: Path, tasks: Mapping[str, Task], validation_sets: Sequence[str]
     ) -> Self:
         """Returns a finished run's result from ``metrics.json``, where null means NaN."""
         values = dict(summary) | {name: _from_json(summary[name]) for name in ("metrics", "last_metrics")}
         values["notes"] = tuple(summary["notes"])
-        return cls(**values, output_dir=output_dir, task=task, validation_sets=tuple(validation_sets), reused=True)
+        return cls(**values, output_dir=output_dir, tasks=tasks, validation_sets=tuple(validation_sets), reused=True)
 
 
 def state_dict(steps: OptimizerSteps, state: TrainerState) -> RunState:
@@ -351,7 +365,7 @@ class RunFolder:
             for name, parameter in parameters.items():
                 parameter.copy_(best.pop(name))
             steps.optimizer.update_weights()
-            self._publish(state.task, steps.optimizer.adapters)
+            self._publish(state.tasks, steps.optimizer.adapters)
             for name, parameter in parameters.items():
                 parameter.copy_(loaded.weights[name])
         return []
@@ -368,7 +382,7 @@ class RunFolder:
             "processes": self.accelerator.num_processes,
             "seed": seed,
             "data": outputs.data_metadata(self.splits),
-            "versions": outputs.environment(Windows.of(self.objective.model.task).libraries)["versions"],
+            "versions": outputs.environment(self.objective.model.libraries)["versions"],
         }
         return checkpointing.save_checkpoint(
             self.checkpoints,
@@ -379,29 +393,31 @@ class RunFolder:
         )
 
     @on_main_process
-    def publish(self, task: Task, adapters: Adapters | None) -> None:
-        """Writes the present model, with the tuned task, or its adapters to ``model/``."""
-        self._publish(task, adapters)
+    def publish(self, tasks: Mapping[str, Task], adapters: Adapters | None) -> None:
+        """Writes the present model, with the tuned tasks, or its adapters to ``model/``."""
+        self._publish(tasks, adapters)
 
-    def _publish(self, task: Task, adapters: Adapters | None) -> None:
+    def _publish(self, tasks: Mapping[str, Task], adapters: Adapters | None) -> None:
         model = self.objective.model
         model.adapters = None if adapters is None else adapters.weights()
-        untuned, model.task = model.task, task
+        for of_head in model.heads.values():
+            of_head.adapters = model.adapters
+        untuned, model.tasks = model.tasks, tasks
         try:
             model.save_pretrained(self.path / outputs.MODEL)
             if self.settings["run.save_adapter"]:
                 model.save_adapter(self.path / outputs.ADAPTER)
         finally:
-            model.task = untuned
+            model.tasks = untuned
         for name, further in self.objective.further_models.items():
             further.save_pretrained(self.path / name)
 
 
-def run_environment(accelerator: Accelerator, task: Task) -> dict[str, Any]:
+def run_environment(accelerator: Accelerator, model: AnyModel) -> dict[str, Any]:
     """Returns what bit-equal results depend on besides the settings and the data."""
     device = accelerator.device
     return {
-        **outputs.environment(Windows.of(task).libraries),
+        **outputs.environment(model.libraries),
         "processes": accelerator.num_processes,
         "device": device.type,
         "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
@@ -410,17 +426,17 @@ def run_environment(accelerator: Accelerator, task: Task) -> dict[str, Any]:
 
 def run_metadata(steps: OptimizerSteps, splits: Splits, run: RunSection) -> dict[str, Any]:
     """Returns run.json, with all that bit-equal results and readers of metrics need."""
-    model, task = steps.objective.model, steps.objective.model.task
+    model = steps.objective.model
     vocabulary, adapters = steps.optimizer.vocabulary, steps.optimizer.adapters
     rows = None if vocabulary is None else {"trained": len(vocabulary.ids), "all": model.config.vocab_size}
     return {
-        **run_environment(steps.accelerator, task),
+        **run_environment(steps.accelerator, model),
         "seed": steps.seed,
         "attention": attention_kernel(model, steps.optim.mixed_precision),
         "model": {} if model.origin is None else dict(vars(model.origin)),
-        "task": task.name,
-        "labels": list(task.labels),
-        "metrics": metric_metadata(task, run, list(splits.validation)),
+        "task": model.task_name,
+        "labels": list(model.labels),
+        "metrics": metric_metadata(model.tasks, run, list(splits.validation)),
         "data": outputs.data_metadata(splits),
         "rows": len(splits.train),
         "steps": steps.plan.total,

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from bert_tasks.data.arrow import ArrowRows
 from bert_tasks.errors import CheckpointError
-from bert_tasks.model.task_model import TaskModel
+from bert_tasks.model.multitask import AnyModel
 
 # Largest share of a table's rows for which the smaller table saves enough for its memory.
 _LARGEST_SHARE = 0.5
@@ -29,7 +29,7 @@ _MULTIPLE = 16
 _BLOCK = 2**15
 
 
-def token_ids(model: TaskModel, features: ArrowRows) -> Tensor:
+def token_ids(model: AnyModel, features: ArrowRows) -> Tensor:
     """Returns ascending ids ``[R]`` of the features' tokens, special and a few others."""
     is_used = np.zeros(model.config.vocab_size, dtype=bool)
     special = model.require_tokenizer().all_special_ids
@@ -62,7 +62,7 @@ class TrainedVocabulary:
         self._factors: list[Tensor] = []  # a float64 for each step since the whole table was up to date
 
     @classmethod
-    def of(cls, model: TaskModel, features: ArrowRows) -> "TrainedVocabulary | None":
+    def of(cls, model: AnyModel, features: ArrowRows) -> "TrainedVocabulary | None":
         """Returns a model's trained rows, or None if they are too many, or not trained."""
         table = model.encoder.embeddings.word
         if not table.weight.requires_grad:

@@ -32,6 +32,7 @@ from onnx import TensorProto, helper
 from safetensors.torch import save_file
 
 from bert_tasks.checkpoints.hub import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from bert_tasks.data.columns import without_labels
 from bert_tasks.data.readers import ReadOptions, read_table
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import BertTasksError, DataError
@@ -359,7 +360,7 @@ def loaders(folder: Path) -> Mapping[str, Target]:
 
 def _body(task: Task, model: TaskModel) -> Read:
     """Reads the body of a request as far as the server does before the model runs."""
-    reader = BodyReader(task, Limits(), {})
+    reader = BodyReader(without_labels(task.columns), Limits(), {}, rejected=Card.of(task).rejected_columns)
 
     def read(content: bytes, folder: Path) -> object:
         try:

@@ -132,7 +132,7 @@ def test_a_tagger_reads_a_text_on_each_line_whatever_it_writes(tmp_path: Path) -
     path = tmp_path / "rows.text"
     path.write_text("a b\nc d\n\ne f\n")
     task: Any = TokenClassification(labels=("O", "B-X", "I-X"))
-    counts = [len(load_table(path, task, labels=labels)) for labels in ("unread", "optional")]
+    counts = [len(load_table(path, task.columns, labels=labels)) for labels in ("unread", "optional")]
     assert counts == [4, 4]
 
 

@@ -259,20 +259,20 @@ def test_a_part_has_the_features_of_the_whole(
 ) -> None:
     """All parts are tokenised once, and give what each of them gives alone."""
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
-    model = load_model(checkpoint)
     task = SequenceClassification(labels=TASK.labels, max_length=8, long_texts="windows", doc_stride=1)
+    model = load_model(checkpoint, task)
     whole = RowTable.from_rows(make_rows(30), "rows", task.columns)
     indices = [3, 4, 9, 20, 29]
     selected, alone = whole.select_part(indices), whole.select(indices)
     nested = whole.select_part([1, *indices, 28]).select(range(1, 6))
-    expected = tokenized(alone, task, model)
+    expected = tokenized(alone, model)
     if unit == "window":
         expected = Samples.of(expected.features, "window", count=5)
     for subset in (selected, nested):
-        features = tokenized(subset, task, model)
+        features = tokenized(subset, model)
         if unit == "window":
             assert subset.part is not None
-            features = Samples.of(tokenized(whole, task, model).features, "window", count=30).of_rows(subset.part[1])
+            features = Samples.of(tokenized(whole, model).features, "window", count=30).of_rows(subset.part[1])
         for name in ("tokens", "starts", "lengths", "row_starts"):
             assert getattr(features, name).tolist() == getattr(expected, name).tolist()
         assert features.decoded_rows(0, 5) == expected.decoded_rows(0, 5)

@@ -42,8 +42,8 @@ def forms(frame: pandas.DataFrame, folder: Path, task: Task) -> dict[str, Callab
     reading = {path.suffix: lambda path=path: read_table(path, columns=task.columns) for path in files}
     return {
         **reading,
-        "frame": lambda: load_table(frame, task),
-        "rows": lambda: load_table(frame.to_dict("records"), task),
+        "frame": lambda: load_table(frame, task.columns),
+        "rows": lambda: load_table(frame.to_dict("records"), task.columns),
     }
 
 

@@ -117,7 +117,7 @@ def test_a_task_without_a_stated_schema_has_a_column_of_json() -> None:
     class Untyped(SequenceClassification):
         parts = (UntypedRendering,)
 
-    assert prediction_schema(Untyped(labels=("a", "b"))).names == ["prediction"]
+    assert prediction_schema({"": Untyped(labels=("a", "b"))}).names == ["prediction"]
 
 
 @pytest.mark.parametrize("form", KINDS)

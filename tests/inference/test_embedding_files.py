@@ -15,7 +15,7 @@ from bert_tasks.cli.app import app
 from bert_tasks.errors import BertTasksError, DataError, UsageError
 from bert_tasks.inference import WriteOptions, embed_file, output
 from bert_tasks.inference.output import unfinished_folder
-from bert_tasks.model import task_model
+from bert_tasks.model import encoder_with_heads
 from bert_tasks.model.encoder import Encoder
 from bert_tasks.model.task_model import TaskModel
 
@@ -66,7 +66,7 @@ def test_an_output_without_rows_keeps_its_type(encoder: Encoder, tmp_path: Path)
 def test_an_interrupted_output_is_resumed(
     name: str, encoder: Encoder, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(task_model, "CHUNK_ROWS", 2)
+    monkeypatch.setattr(encoder_with_heads, "CHUNK_ROWS", 2)
     embed_file(encoder, data, tmp_path / name)
     expected, target = (tmp_path / name).read_bytes(), tmp_path / f"resumed-{name}"
     append = output.PartialOutput.append
@@ -89,7 +89,7 @@ def test_an_interrupted_output_is_resumed(
 def test_other_settings_start_again(
     encoder: Encoder, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(task_model, "CHUNK_ROWS", 2)
+    monkeypatch.setattr(encoder_with_heads, "CHUNK_ROWS", 2)
     target, finalize = tmp_path / "a.npy", "bert_tasks.inference.prediction.finalize_output"
 
     def fail(*arguments: Any, **options: Any) -> None:

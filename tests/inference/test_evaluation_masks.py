@@ -57,10 +57,12 @@ def evaluated(model: TaskModel, rows: list[Row]) -> list[Any]:
     if Fitting.of(model.task).generator() is not None:
         generator = make_generator(model, seed=1).eval()
         run = partial(replaced_token_output, generator=generator, discriminator=model)
-    table = RowTable.from_rows(rows, columns=model.task.columns)
-    return evaluate_samples(
-        model, tokenized(table, model.task, model), table, make_accelerator(), forward_fn=run
-    ).predictions
+    table = RowTable.from_rows(rows, columns=model.row_columns)
+    return (
+        evaluate_samples(model, tokenized(table, model), table, make_accelerator(), forward_fn=run)
+        .scores[""]
+        .predictions
+    )
 
 
 def masks(prediction: Any) -> Any:

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.inference import evaluate, predict
 from bert_tasks.inference.output import PartialOutput
-from bert_tasks.model import task_model
+from bert_tasks.model import encoder_with_heads
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import SequenceClassification, Task
 from bert_tasks.tasks.base import Prediction
@@ -194,7 +194,7 @@ class TestPredict:
         self, single: TaskModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """While chunk k is predicted, the rows of the chunks before it are in the writer's hands, none held back."""
-        monkeypatch.setattr(task_model, "CHUNK_ROWS", 4)
+        monkeypatch.setattr(encoder_with_heads, "CHUNK_ROWS", 4)
         events: list[str] = []
         features, append = SequenceClassification.features, PartialOutput.append
 
@@ -215,7 +215,7 @@ class TestPredict:
     def test_a_failure_on_the_way_leaves_no_output(
         self, suffix: str, single: TaskModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(task_model, "CHUNK_ROWS", 4)
+        monkeypatch.setattr(encoder_with_heads, "CHUNK_ROWS", 4)
         rows = [{"text": text} for text in TEXTS[:8]] + [{"text": None}]
         with pytest.raises(DataError, match=r"rows:9: .* in column 'text'"):
             predict(single, rows, output=tmp_path / f"answers{suffix}")

@@ -24,7 +24,7 @@ from bert_tasks.errors import DataError, UsageError
 from bert_tasks.inference import WriteOptions, predict_file, streams
 from bert_tasks.inference.output import OutputDestination
 from bert_tasks.inference.prediction import PredictionRun
-from bert_tasks.model import task_model
+from bert_tasks.model import encoder_with_heads
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks.shared.explanation import Explainable
 from support.runs import CONSOLE
@@ -340,7 +340,7 @@ def test_progress_is_shown_on_a_terminal_unless_quiet(
 ) -> None:
     shown = _Terminal() if terminal else io.StringIO()
     monkeypatch.setattr(sys, "stderr", shown)
-    monkeypatch.setattr(task_model, "CHUNK_ROWS", 2)
+    monkeypatch.setattr(encoder_with_heads, "CHUNK_ROWS", 2)
     with progress.rows_progress(quiet=quiet) as show:
         predict_file(model_of("single"), ["a"] * 5, tmp_path / "out.csv", progress=show)
     text = shown.getvalue()

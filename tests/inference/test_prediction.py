@@ -16,7 +16,7 @@ from bert_tasks.errors import ClosedPipeError, DataError, UsageError
 from bert_tasks.inference import output as output_module
 from bert_tasks.inference import predict, predict_file, prediction
 from bert_tasks.inference.output import MANIFEST, ROWS, WriteOptions, unfinished_folder
-from bert_tasks.model import task_model
+from bert_tasks.model import encoder_with_heads
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.storage import locked
 from bert_tasks.tasks import SequenceClassification, SpanExtraction, TokenClassification
@@ -28,7 +28,7 @@ TAGGER = TokenClassification(labels=("O", "B-x"), max_length=16, doc_stride=4)
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task_model, "CHUNK_ROWS", 4)
+    monkeypatch.setattr(encoder_with_heads, "CHUNK_ROWS", 4)
 
 
 @pytest.fixture
@@ -243,7 +243,7 @@ class TestSkipping:
         def never(*_: Any, **__: Any) -> None:
             raise AssertionError("a row is predicted")
 
-        monkeypatch.setattr("bert_tasks.model.task_model.TaskModel.predict_chunk", never)
+        monkeypatch.setattr("bert_tasks.model.task_model.TaskModel.predict_by_head", never)
         with pytest.raises(DataError, match="id 'a' appears 2 times"):
             predict(reader, tmp_path / "same.jsonl", output=tmp_path / "answers.json")
         assert names(tmp_path) == ["a.conll", "same.jsonl"]

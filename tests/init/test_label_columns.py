@@ -15,7 +15,7 @@ from bert_tasks.errors import UsageError
 from bert_tasks.init.recipe import RecipeDraft, init_recipe
 from bert_tasks.recipe.check import check
 from bert_tasks.recipe.schema import load_recipe
-from bert_tasks.tasks import MultiTask
+from bert_tasks.tasks.several import SEVERAL
 from support.small_tokenizers import LINES
 
 MOODS = ("calm", "glad", "sad")
@@ -51,7 +51,7 @@ def draft_of(rows: Rows, folder: Path, *labels: str, **options: Any) -> RecipeDr
 
 def heads(draft: RecipeDraft) -> Mapping[str, Mapping[str, Any]]:
     recipe = load_recipe(draft.path)
-    assert recipe.task == MultiTask.name
+    assert recipe.task == SEVERAL
     return recipe.settings["heads"]
 
 

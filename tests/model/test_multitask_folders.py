@@ -31,6 +31,9 @@ from bert_tasks.report import make_report
 from bert_tasks.report.charts import display_name
 from bert_tasks.report.collect import GivenRows
 from bert_tasks.serving.requests import answers_schema
+from bert_tasks.serving.server import load_warm
+from bert_tasks.tasks import PairClassification, SequenceClassification, TokenClassification
+from bert_tasks.tasks.shared.card import TEXTS, Card, example_rows_of
 from support.servers import SLOW, application
 from support.small_checkpoints import copied, edit_config, save_checkpoint
 
@@ -126,7 +129,7 @@ def test_predict_writes_the_predictions_of_all_heads(run: Path, file: Path, tmp_
         expected.append(columns)
     rounded = json.loads(json.dumps(lines_of(tmp_path / "all.jsonl")), parse_float=lambda text: round(float(text), 5))
     assert rounded == json.loads(json.dumps(expected), parse_float=lambda text: round(float(text), 5))
-    assert [list(prediction.tasks) for prediction in predict(run, ["eat soup", ROWS[0]])] == [["intent", "slots"]] * 2
+    assert [list(prediction) for prediction in predict(run, ["eat soup", ROWS[0]])] == [["intent", "slots"]] * 2
 
 
 GIVEN = ("text", "words", "slots", "intent")
@@ -296,14 +299,14 @@ def test_a_run_gets_a_card_with_the_metrics_of_all_heads(run: Path) -> None:
     text = (run / "model" / "README.md").read_text()
     assert {"| intent.accuracy | ", "| slots.overall\\_f1 | "} <= set(re.findall(r"\| [\w.\\]+ \| ", text))
     assert "pipeline_tag" not in text
+    assert 'model = MultiTaskModel.from_pretrained(".")' in text
     example = re.search(r"model\.predict\(\[(.*)\]\)", text)
     assert example is not None
-    prediction = TaskModel.from_pretrained(run).predict(json.loads(example[1]))[0]
-    assert list(prediction.to_json()) == ["intent", "slots"]
+    assert list(MultiTaskModel.from_pretrained(run).predict(json.loads(example[1]))[0]) == ["intent", "slots"]
 
 
 def test_the_server_answers_with_all_heads(run: Path) -> None:
-    model = TaskModel.from_pretrained(run)
+    model = MultiTaskModel.from_pretrained(run)
     rows = [{"text": "eat soup"}, {"words": ["fly", "to", "rome"]}, {"words": ["fly"], "text": "fly"}]
 
     async def ask() -> tuple[list[Any], Any, Any]:
@@ -315,7 +318,7 @@ def test_the_server_answers_with_all_heads(run: Path) -> None:
             return answers, *(document.json() for document in documents)
 
     (single, several, empty, long), about, document = asyncio.run(ask())
-    assert single.json()["intent"]["label"] == model.predict("eat soup")[0].tasks["intent"].label
+    assert single.json()["intent"]["label"] == model.predict("eat soup")[0]["intent"].label
     assert [list(answer) for answer in several.json()["predictions"]] == [
         ["intent", "slots"],
         ["slots"],
@@ -332,7 +335,71 @@ def test_the_server_answers_with_all_heads(run: Path) -> None:
     assert schema["$defs"]["Row"]["properties"].keys() == {"text", "words", "document"}
     assert "required" not in schema["$defs"]["Row"]
     assert {"SequencePrediction", "TokenPrediction"} < document["components"]["schemas"].keys()
-    jsonschema.validate(several.json(), TypeAdapter(answers_schema(model.task)).json_schema(mode="serialization"))
+    jsonschema.validate(several.json(), TypeAdapter(answers_schema(model.tasks)).json_schema(mode="serialization"))
+
+
+def test_requests_that_run_together_are_answered_each_for_its_tasks(run: Path) -> None:
+    model, forward_fn = load_warm(run, task=None, settings=None, revision=None, dtype="float32")
+    rows = [ROWS[0], {"words": ["eat", "rice"]}, {"text": "fly to oslo"}, WORDS_ROWS[1], {"text": "eat"}]
+    batches: list[int] = []
+
+    async def ask() -> list[Any]:
+        async with application(model, max_wait=0.3, run=lambda batch: batches.append(1) or forward_fn(batch)) as served:
+            return await asyncio.gather(*(served.post({"inputs": [row, rows[0]]}) for row in rows))
+
+    answers = [answer.json()["predictions"] for answer in asyncio.run(ask())]
+    assert len(batches) < len(rows)
+    for row, answer in zip(rows, answers, strict=True):
+        expected = [
+            {name: prediction.to_json() for name, prediction in predictions.items()}
+            for predictions in predict(run, [row, rows[0]])
+        ]
+        assert rounded(answer) == rounded(expected)
+
+
+def rounded(content: Any) -> Any:
+    return json.loads(json.dumps(content), parse_float=lambda text: round(float(text), 5))
+
+
+def test_a_server_of_several_tasks_lacks_what_belongs_to_one(run: Path) -> None:
+    asked = [
+        ("/predict", {"text": "eat", "labels": ["a", "b"]}),
+        ("/predict?explain=true", {"text": "eat"}),
+        ("/embed", {"inputs": "eat"}),
+        ("/rerank", {"query": "eat", "texts": ["fly"]}),
+    ]
+
+    async def ask() -> tuple[list[Any], Any, Any]:
+        async with application(MultiTaskModel.from_pretrained(run)) as served:
+            answers = [await served.client.post(path, json=content) for path, content in asked]
+            about, document = [(await served.client.get(path)).json() for path in ("/model", "/openapi.json")]
+            return answers, about, document
+
+    answers, about, document = asyncio.run(ask())
+    assert {answer.status_code for answer in answers} == {422}
+    labels, explained, *others = [answer.json() for answer in answers]
+    (fault,) = labels["detail"]
+    message = "a model of several tasks (intent, slots) has labels of its own"
+    assert (fault["loc"], fault["msg"]) == (["body", "labels"], message)
+    assert explained["detail"][0]["msg"].startswith("choose one of the tasks intent, slots with")
+    assert [failure["error"] for failure in others] == [
+        "the model does not embed texts. Serve an encoder with --task embedding",
+        "the model needs one score, or two labels, for a pair of texts",
+    ]
+    assert not {"/embed", "/rerank", "/v1/embeddings"}.intersection(document["paths"])
+    assert (about["task"], about["pipeline_tag"], about["problem_type"]) == ("multi-task", None, None)
+    assert (about["labels"], about["explains"]) == ([], False)
+
+
+def test_examples_have_the_inputs_of_all_tasks() -> None:
+    tasks = {"intent": SequenceClassification(), "pair": PairClassification(), "slots": TokenClassification()}
+    pairs = Card.of(tasks["pair"]).example_rows
+    names = {"intent": {"label": "intent"}, "pair": {"text": "first"}, "slots": {"text": "sentence"}}
+    assert example_rows_of(tasks, names) == [
+        {"text": text, "first": pair["text"], "text_pair": pair["text_pair"], "sentence": text}
+        for text, pair in zip(TEXTS, pairs, strict=True)
+    ]
+    assert example_rows_of({"": tasks["pair"]}, {"": {"text": "first"}}) == pairs
 
 
 @pytest.mark.parametrize("option", ["logits", "explain"])
@@ -342,10 +409,13 @@ def test_logits_and_explanations_are_of_one_task(run: Path, option: str) -> None
     assert predict(run, ["eat soup"], task="intent", **{option: True})
 
 
+def given_rows(run: Path) -> GivenRows:
+    model = MultiTaskModel.from_pretrained(run)
+    return GivenRows(validation={"": load_table(ROWS, model.row_columns)}, tasks=model.tasks)
+
+
 def test_the_report_has_a_section_for_each_head(run: Path, tmp_path: Path) -> None:
-    model = TaskModel.from_pretrained(run)
-    table = load_table(ROWS, model.task)
-    report = make_report(run, tmp_path / "r.html", fit_rows=GivenRows(validation={"": table}, task=type(model.task)))
+    report = make_report(run, tmp_path / "r.html", fit_rows=given_rows(run))
     assert list(report.results[0]) == ["intent", "slots"]
     metrics = report.runs[0].metrics
     estimates = {name: results.estimates for name, results in report.results[0].items()}
@@ -355,6 +425,37 @@ def test_the_report_has_a_section_for_each_head(run: Path, tmp_path: Path) -> No
     assert [f"Results on {name}" in page for name in TASKS] == [True, True]
     for name in ("intent.accuracy", "slots.overall_f1"):
         assert display_name(name, ("",)) in page
+    assert report.runs[0].missing == ()
+
+
+def test_the_report_has_the_scores_of_all_heads_on_a_file(run: Path, file: Path, tmp_path: Path) -> None:
+    options = {"data": file, "by": ["intent"], "fit_rows": given_rows(run)}
+    on_file = make_report(run, tmp_path / "r.html", **options).on_file
+    assert on_file is not None
+    assert on_file.metrics == evaluate(run, file)
+    assert on_file.results is None
+    (slices,) = on_file.slices
+    for row in slices.slices:
+        rows = [each for each in ROWS if each["intent"] == row.name]
+        assert row.count == len(rows)
+        expected = evaluate(run, rows)["mean_primary_metric"]
+        assert row.scores["mean_primary_metric"].value == pytest.approx(expected)
+    with pytest.raises(UsageError, match=r"--explain shades one explanation .* but token-classification has several"):
+        make_report(run, tmp_path / "r.html", explain=1, fit_rows=given_rows(run))
+
+
+def test_the_report_divides_and_lists_the_rows_of_each_head(run: Path, tmp_path: Path) -> None:
+    options = {"by": ["text"], "mistakes": tmp_path / "wrong.jsonl", "fit_rows": given_rows(run)}
+    report = make_report(run, tmp_path / "r.html", **options)
+    results = report.results[0]
+    for each in results.values():
+        (slices,) = each.slices
+        assert {row.name for row in slices.slices} == {row["text"] for row in ROWS}
+    wrong = {name: [row for row in each.sections.results if not row.is_correct] for name, each in results.items()}
+    lines = lines_of(tmp_path / "wrong.jsonl")
+    assert [len([line for line in lines if line["set"] == name]) for name in TASKS] == [
+        len(wrong[name]) for name in TASKS
+    ]
 
 
 def test_adapters_are_trained_together_and_saved_with_one_head(base: Path, tmp_path: Path) -> None:
@@ -400,7 +501,7 @@ def test_adapters_are_trained_together_and_saved_with_one_head(base: Path, tmp_p
         ({"intent": {"task": "question-answering", "max_answer_length": 10**400}}, "max_answer_length is 10*"),
         ({"intent": {"task": "ner", "labels": ["a", "b"], "weight": 10**400}}, "weight is 10*"),
         ({"intent": {"task": "ner", "labels": ["a", "b"], "nope": 3}}, "nope"),
-        ({"intent": 3}, "heads is"),
+        ({"intent": 3}, r"heads\.intent is 3"),
     ],
 )
 @pytest.mark.parametrize("task", [None, "intent"])
@@ -412,5 +513,5 @@ def test_damaged_tasks_are_named(run: Path, tmp_path: Path, heads: Any, message:
 
 
 def test_a_folder_of_one_task_is_no_model_of_several(base: Path) -> None:
-    with pytest.raises(CheckpointError, match="there are no tasks with a head each"):
+    with pytest.raises(CheckpointError, match="is no model of several tasks"):
         MultiTaskModel.from_pretrained(base)

@@ -18,7 +18,7 @@ from bert_tasks.data.columns import Row
 from bert_tasks.errors import UsageError
 from bert_tasks.inference import evaluate, predict
 from bert_tasks.inference.output import model_fingerprint
-from bert_tasks.model import exported, precision, task_model
+from bert_tasks.model import encoder_with_heads, exported, precision
 from bert_tasks.model.exported import ExportedModel, GraphModel
 from bert_tasks.model.graph import exported_graph, quantized_graph
 from bert_tasks.model.task_model import TaskModel
@@ -245,7 +245,7 @@ def test_predict_and_evaluate_run_the_graph(model: TaskModel, graph: Any, monkey
     """The quantiser is left out, so that what comes back must equal what torch gives."""
     monkeypatch.setattr(precision, "exported_graph", lambda _: graph)
     monkeypatch.setattr(precision, "quantized_graph", lambda onnx_model, weight_bits: onnx_model.SerializeToString())
-    monkeypatch.setattr(task_model, "CHUNK_ROWS", 2)
+    monkeypatch.setattr(encoder_with_heads, "CHUNK_ROWS", 2)
     rows = rows_of(model.task.name)
     expected = model.predict(rows)
     monkeypatch.setattr(TaskModel, "packed_logits", None)  # torch is not asked

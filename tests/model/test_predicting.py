@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.encoder.heads import CRFHead
 from bert_tasks.errors import CheckpointError, DataError, UsageError
-from bert_tasks.model import task_model
+from bert_tasks.model import encoder_with_heads
 from bert_tasks.model.inputs import renamed
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks.base import Feature
@@ -48,7 +48,7 @@ def test_rows_that_cannot_be_read(model: TaskModel, row: Any, message: str) -> N
 
 
 def test_rows_are_counted_over_chunks(model: TaskModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task_model, "CHUNK_ROWS", 2)
+    monkeypatch.setattr(encoder_with_heads, "CHUNK_ROWS", 2)
     with pytest.raises(DataError, match="row 5: missing text in column 'text'"):
         model.predict([{"text": "a"}] * 5 + [{"words": "a"}])
 
@@ -56,7 +56,7 @@ def test_rows_are_counted_over_chunks(model: TaskModel, monkeypatch: pytest.Monk
 def test_chunks_do_not_change_predictions(model: TaskModel, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [{"text": line} for line in LINES]
     whole = model.predict(rows)
-    monkeypatch.setattr(task_model, "CHUNK_ROWS", 3)
+    monkeypatch.setattr(encoder_with_heads, "CHUNK_ROWS", 3)
     parts = model.predict(rows)
     assert [prediction.to_json()["label"] for prediction in parts] == [
         prediction.to_json()["label"] for prediction in whole
@@ -67,7 +67,7 @@ def test_chunks_do_not_change_predictions(model: TaskModel, monkeypatch: pytest.
 
 def test_rows_stream(model: TaskModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """An endless source is read one chunk at a time."""
-    monkeypatch.setattr(task_model, "CHUNK_ROWS", 4)
+    monkeypatch.setattr(encoder_with_heads, "CHUNK_ROWS", 4)
     taken = 0
 
     def rows() -> Iterator[dict[str, str]]:
@@ -162,7 +162,7 @@ REVIEWS = [{"review": "fine", "text": "4 of 5", "stars": "a"}]
 def test_rows_in_memory_have_the_columns_that_are_stated(
     model: TaskModel, columns: dict[str, str] | None, read_labels: bool, expected: dict[str, str]
 ) -> None:
-    assert renamed(REVIEWS, model.task, columns, read_labels=read_labels) == [expected]
+    assert renamed(REVIEWS, model.row_columns, columns, read_labels=read_labels) == [expected]
 
 
 @pytest.mark.parametrize(
@@ -177,4 +177,4 @@ def test_stated_columns_that_rows_in_memory_do_not_have(
     model: TaskModel, columns: dict[str, str], message: str
 ) -> None:
     with pytest.raises(DataError, match=message):
-        renamed(REVIEWS, model.task, columns)
+        renamed(REVIEWS, model.row_columns, columns)

@@ -41,7 +41,7 @@ def test_weights_are_neither_read_nor_drawn(embedded_model: Path, tmp_path: Path
     assert check(new) == report
     state = torch.get_rng_state()
     for recipe in (named, new):
-        model = model_without_weights(recipe.model, prepare(recipe).task)
+        model = model_without_weights(recipe.model, prepare(recipe).heads)
         assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
     assert torch.equal(torch.get_rng_state(), state)
 

@@ -3,18 +3,19 @@
 import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from bert_tasks.data.columns import Row, head_column
+from bert_tasks.data.columns import Row, head_column, head_rows
 from bert_tasks.families import FAMILIES as DATA
-from bert_tasks.model.task_model import TaskModel
-from bert_tasks.recipe.schema import Recipe, build_task, load_recipe
-from bert_tasks.tasks import MultiTask, Task
+from bert_tasks.model.multitask import pretrained_model
+from bert_tasks.recipe.schema import Recipe, build_heads, build_task, load_recipe
+from bert_tasks.tasks.several import HeadTask, with_labels
 from bert_tasks.tasks.shared.fitting import Fitting
 from bert_tasks.tasks.shared.hf_config import HFConfig
 from bert_tasks.training.objectives import Objective
@@ -46,18 +47,17 @@ def test_every_recipe_names_families(recipe: Path) -> None:
     assert config is None or tried(recipe) == [config["family"]]
 
 
-def task_and_rows(recipe: Recipe) -> tuple[Task, Sequence[Row]]:
-    """The recipe's task with labels, and rows that fit it; of several tasks the rows of each."""
-    if recipe.task != MultiTask.name:
+def tasks_and_rows(recipe: Recipe) -> tuple[dict[str, HeadTask], Sequence[Row]]:
+    """The recipe's tasks with labels, and rows that fit them; of several tasks the rows of each."""
+    heads = build_heads(recipe)
+    if "" in heads:
         rows, labels = rows_of(recipe)
-        return build_task(recipe, labels), rows
-    task = build_task(recipe)
-    assert isinstance(task, MultiTask)
+        return {"": HeadTask(task=build_task(recipe, labels))}, rows
     alone = {name: {"task": head["task"], "settings": dict(head)} for name, head in recipe.settings["heads"].items()}
     by_task = {name: rows_of(recipe.model_copy(update=update)) for name, update in alone.items()}
     columns = [[{head_column(name): row} for row in rows] for name, (rows, _) in by_task.items()]
     joined = [{name: row for cell in parts for name, row in cell.items()} for parts in zip(*columns, strict=True)]
-    return task.with_labels({name: labels for name, (_, labels) in by_task.items()}), joined
+    return with_labels(heads, {name: labels for name, (_, labels) in by_task.items()}), joined
 
 
 def rows_of(recipe: Recipe) -> tuple[Sequence[Row], tuple[str, ...]]:
@@ -85,12 +85,22 @@ def rows_of(recipe: Recipe) -> tuple[Sequence[Row], tuple[str, ...]]:
     return MASKED, ()
 
 
-def objective_of(recipe: Recipe, task: Task, folder: Path, teacher: Path) -> Objective:
+def fitted(heads: Mapping[str, HeadTask], rows: Sequence[Row]) -> dict[str, HeadTask]:
+    """The tasks, fitted to the rows of each."""
+    tasks = {}
+    for name, head in heads.items():
+        _, rows_of_head = head_rows(rows, name, head.task.columns)
+        tasks[name] = replace(head, task=Fitting.of(head.task).fit_to_train(rows_of_head))
+    return tasks
+
+
+def objective_of(recipe: Recipe, heads: Mapping[str, HeadTask], folder: Path, teacher: Path) -> Objective:
     """What the recipe trains, on a small checkpoint in place of its own, and on one of BERT in place of its teacher."""
-    model = TaskModel.from_pretrained(folder, task=task)
+    model = pretrained_model(str(folder), heads, revision=None)
+    model.tasks = {name: head.task for name, head in heads.items()}
     if recipe.teacher is None:
         return make_objective(model, None, seed=0)
-    teaching = TaskModel.from_pretrained(teacher, task=task)
+    teaching = pretrained_model(str(teacher), heads, revision=None)
     if recipe.model.layers is not None:
         model = teaching.with_layers([0], family=recipe.model.family)
     return make_objective(model, recipe.teacher, teaching, seed=0)
@@ -111,17 +121,16 @@ def test_recipes_run_with_the_families_that_they_name(
         if family not in tried(path):
             continue
         recipe = load_recipe(path)
-        labelled, rows = task_and_rows(recipe)
-        head = HFConfig.of(labelled).head
-        if head is not None and head not in DATA[family].heads:
+        labelled, rows = tasks_and_rows(recipe)
+        if "" in labelled and HFConfig.of(labelled[""].task).head not in (None, *DATA[family].heads):
             continue
-        task = Fitting.of(labelled).fit_to_train(rows)
-        settings = f"{task!r} {recipe.teacher!r}"
+        heads = fitted(labelled, rows)
+        settings = f"{heads!r} {recipe.teacher!r}"
         if settings in seen:
             continue
         seen.add(settings)
         sizes: dict[str, Any] = {"epochs": 1, "batch_size": 4, "batch_tokens": None, "max_steps": None}
-        objective = objective_of(recipe, task, tmp_path / "model", tmp_path / "teacher")
+        objective = objective_of(recipe, heads, tmp_path / "model", tmp_path / "teacher")
         assert ("distillation" in objective.counts([])) == (recipe.teacher is not None)
         optim = {**vars(recipe.optim), **sizes}
         logs = walk(make_steps(objective.model, list(rows), objective=objective, **optim))

@@ -64,7 +64,7 @@ def test_a_recipe_of_several_tasks_is_checked_trained_and_repeated(recipe: Path)
     assert "[tasks.slots]" in resolved_toml(loaded)
     model = MultiTaskModel.from_pretrained("out/model")
     assert model.models["topic"].task.labels == ("high", "low", "mid")
-    assert model.task.weights == [0.5, 1.0]  # the tasks are in the order of their names
+    assert list(model.weights.values()) == [0.5, 1.0]  # the tasks are in the order of their names
 
 
 def test_the_labels_of_each_task_are_counted(recipe: Path) -> None:

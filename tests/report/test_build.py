@@ -129,7 +129,7 @@ def test_only_the_first_validation_set_is_said_to_be_tuned_on(run_of):
 def test_an_interval_without_width_is_none(run_of):
     (run,) = gather([run_of("classes")])
     (prediction_set,) = run.predicted
-    results = results_of(run.task, prediction_set.predictions, prediction_set.rows)
+    results = results_of(prediction_set.task, prediction_set.predictions, prediction_set.rows)
     sure = {**results.estimates, "accuracy": Estimate(value=1.0, low=1.0, high=1.0)}
     html = run_page(run, {"": replace(results, estimates=sure)})
     assert "no interval, because all samples are equal" in html
@@ -137,7 +137,7 @@ def test_an_interval_without_width_is_none(run_of):
 
 
 def page_of(run):
-    return run_page(run, {split.name: results_of(run.task, split.predictions, split.rows) for split in run.predicted})
+    return run_page(run, {split.name: results_of(split.task, split.predictions, split.rows) for split in run.predicted})
 
 
 def test_an_unfinished_run_says_what_each_figure_is_about(copy_of):
@@ -262,7 +262,7 @@ def test_commands_and_page_show_each_number_once_and_the_same_classes(copy_of, n
     scores_by_name = {kept.get(*words, words) if len(words) == 1 else words: scores for words, scores in rows.items()}
     assert {words: scores_by_name[words] for words in scores_of(reported)[2]} == scores_of(reported)[2]
     shown = set(overall)
-    assert not {"f1", "macro_f1"} <= shown or len(report.runs[0].task.labels) == 2
+    assert not {"f1", "macro_f1"} <= shown or len(report.runs[0].tasks[""].labels) == 2
     assert overall.items() <= {key: format_number(value) for key, value in metrics.items()}.items()
     html = report.output.read_text("utf-8")
     recorded = html.partition("as recorded by the run")[2].partition("</table>")[0]

@@ -64,7 +64,7 @@ def page_of(run_of, tmp_path):
     def page(confusion):
         (run,) = gather([run_of("classes")])
         (prediction_set,) = run.predicted
-        sections = Report.of(run.task).sections(prediction_set.predictions, prediction_set.rows)
+        sections = Report.of(prediction_set.task).sections(prediction_set.predictions, prediction_set.rows)
         html = run_page(run, {"": Results.of(replace(sections, confusion=confusion))})
         path = tmp_path / "page.html"
         path.write_text(html, "utf-8")

@@ -69,7 +69,7 @@ def test_page_stays_small_whatever_the_rows_hold(run_of):
     tags = ("B-WHO", "O") * 150
     long = type(prediction)(words=tuple(words), tags=("O",) * 300, scores=(0.5,) * 300, entities=())
     rows = [{**row, "words": words, "tags": list(tags)}] * 100
-    page = run_page(run, {"": results_of(run.task, [long] * 100, rows)})
+    page = run_page(run, {"": results_of(prediction_set.task, [long] * 100, rows)})
     assert len(page.encode()) < 2_000_000
 
 
@@ -159,5 +159,5 @@ def test_a_page_says_that_there_are_no_mistakes(run_of, wrong):
     rows = [{"text": "a", "label": ("low", "mid")[number % 2]} for number in range(6)]
     labels = [row["label"] for row in rows[wrong:]] + ["high"] * wrong
     predictions = [SequencePrediction(label=label, score=0.5, scores={}) for label in labels]
-    page = run_page(run, {"": results_of(run.task, predictions, rows)})
+    page = run_page(run, {"": results_of(run.tasks[""], predictions, rows)})
     assert ("Every prediction is correct" in page) == (wrong == 0)

@@ -50,7 +50,7 @@ def encoder(wordpiece_tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pyte
 @pytest.fixture(scope="package")
 def embedder(encoder: Path) -> TaskModel:
     model, _ = load_warm(encoder, task="embedding", settings=None, revision=None, dtype="float32")
-    return model
+    return model.one_task()
 
 
 @pytest.fixture(scope="package")

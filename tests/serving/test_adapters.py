@@ -171,7 +171,7 @@ def test_a_request_chooses_an_adapter(folder: Path) -> None:
     schema = document.json()["paths"]["/predict"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     jsonschema.Draft202012Validator.check_schema(schema)
     assert json.dumps(schema).count('{"enum": ["one", "tags"], "type": "string"}') == 4  # a row, or rows, of two tasks
-    answers = TypeAdapter(answers_schema(base.task, tagger.task)).json_schema(mode="serialization")
+    answers = TypeAdapter(answers_schema(base.tasks, tagger.tasks)).json_schema(mode="serialization")
     for answer in (plain, tags, several):
         jsonschema.validate(answer.json(), answers)
 

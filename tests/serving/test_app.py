@@ -84,7 +84,7 @@ def test_answers_equal_the_models_and_are_described(model_of: ModelOf, case: str
     assert (response.status_code, many.status_code) == (200, 200)
     assert response.json() == rounded(expected[0])
     assert many.json() == {"predictions": rounded(expected)}
-    schema = TypeAdapter(answers_schema(model.task)).json_schema(mode="serialization")
+    schema = TypeAdapter(answers_schema(model.tasks)).json_schema(mode="serialization")
     jsonschema.validate(response.json(), schema)
     jsonschema.validate(many.json(), schema)
     # The page shows the form that the description of the model asks for.
@@ -357,7 +357,7 @@ def test_the_query_asks_for_an_explanation_of_one_row(model_of: ModelOf, case: s
         return
     expected = model.predict(rows[0], explain=True)[0].to_json()
     assert asked.json() == rounded(expected)
-    schema = TypeAdapter(answers_schema(model.task)).json_schema(mode="serialization")
+    schema = TypeAdapter(answers_schema(model.tasks)).json_schema(mode="serialization")
     jsonschema.validate(asked.json(), schema)
     assert "one row can be explained, the request has 2" in errors_of(several)["query.explain"]
 
@@ -449,5 +449,5 @@ def test_a_tagger_takes_a_text(model_of: ModelOf) -> None:
     ]
     assert errors_of(empty) == {"body.words": "missing words. The row has no columns."}
     assert errors_of(long) == {"body.words": "51 characters, at most 50 are read"}
-    documented = TypeAdapter(request_schema(model.task, SMALL)).json_schema()["$defs"]["Row"]
+    documented = TypeAdapter(request_schema(model, SMALL)).json_schema()["$defs"]["Row"]
     assert "words" not in documented.get("required", [])

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bert_tasks.data.columns import Row
 from bert_tasks.encoder.packing import PackedBatch
-from bert_tasks.model import task_model
+from bert_tasks.model import encoder_with_heads
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.serving.batching import Batcher, QueueFullError
 from bert_tasks.tasks.base import Prediction
@@ -201,7 +201,7 @@ async def test_what_was_collected_runs_in_batches_of_as_many_tokens(
     model_of: ModelOf, monkeypatch: pytest.MonkeyPatch, tokens: int | None, batches: list[int]
 ) -> None:
     """A request's own rows run together, whatever the number."""
-    monkeypatch.setattr(task_model, "CPU_BATCH_TOKENS", 12)
+    monkeypatch.setattr(encoder_with_heads, "CPU_BATCH_TOKENS", 12)
     gauge = Gauge(model_of("single"))
     async with batcher(gauge, batch_tokens=tokens, max_wait=0) as opened:
         assert len(await opened.answer([ROW] * 6)) == 6  # 6 tokens each
@@ -210,7 +210,7 @@ async def test_what_was_collected_runs_in_batches_of_as_many_tokens(
 
 @in_event_loop
 async def test_a_batch_that_nobody_waits_for_ends(model_of: ModelOf, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task_model, "CPU_BATCH_TOKENS", 12)
+    monkeypatch.setattr(encoder_with_heads, "CPU_BATCH_TOKENS", 12)
     gauge = Gauge(model_of("single"))
     async with batcher(gauge, batch_tokens=1, max_wait=0) as opened:
         with gauge.held():

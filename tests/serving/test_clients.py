@@ -26,7 +26,7 @@ ModelOf = Callable[[str], TaskModel]
 
 
 def loaded(folder: Path, **settings: Any) -> TaskModel:
-    return load_warm(folder, task="embedding", settings=settings, revision=None, dtype="float32")[0]
+    return load_warm(folder, task="embedding", settings=settings, revision=None, dtype="float32")[0].one_task()
 
 
 @pytest.fixture(scope="module")

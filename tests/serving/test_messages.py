@@ -49,7 +49,7 @@ def message_of(read: Callable[[], object]) -> str:
 
 def request_message(model: TaskModel, row: Mapping[str, Any]) -> str:
     with pytest.raises(HTTPException) as error:
-        BodyReader(model.task, Limits(), {}).rows({"inputs": [row]})
+        BodyReader(model.input_columns, Limits(), {}).rows({"inputs": [row]})
     (fault,) = cast("list[dict[str, str]]", error.value.detail)  # starlette declares a text
     return fault["msg"]
 
@@ -91,7 +91,7 @@ def test_a_fault_that_only_the_row_validator_finds_names_its_place(model_of: Mod
     bad = {"context": "a b", "choices": ["a"]}
     content = {"inputs": [good, bad]} if several else bad
     with pytest.raises(HTTPException) as error:
-        BodyReader(model_of("choice").task, Limits(), {}).rows(content)
+        BodyReader(model_of("choice").input_columns, Limits(), {}).rows(content)
     location = ["body", *(["inputs", 1] if several else []), "choices"]
     assert error.value.detail == [{"loc": location, "msg": "1 choice. Give at least 2.", "type": "value_error"}]
 

@@ -25,7 +25,8 @@ from starlette.responses import JSONResponse
 from bert_tasks import environment, serving
 from bert_tasks.cli import main
 from bert_tasks.errors import CheckpointError, UsageError
-from bert_tasks.model.task_model import ForwardFn, TaskModel
+from bert_tasks.model.encoder_with_heads import ForwardFn
+from bert_tasks.model.task_model import TaskModel
 from bert_tasks.serving import server
 from bert_tasks.serving.limits import Limits
 from bert_tasks.serving.listener import bound_listener, ignore_new_connections

@@ -58,7 +58,7 @@ def make_device_steps(
     options = {"max_steps": 30, "batch_size": 4, "learning_rate": 1e-4, "adam_epsilon": 1e-6, **optim}
     return OptimizerSteps(
         objective=Supervised(model) if objective is None else objective,
-        samples=tokenized(RowTable.from_rows(list(rows), columns=model.task.row_columns), model.task, model),
+        samples=tokenized(RowTable.from_rows(list(rows), columns=model.row_columns), model),
         optim=OptimSection(mixed_precision=precision, **options),
         seed=3,
         accelerator=make_accelerator(precision),

@@ -182,8 +182,8 @@ def evaluation(checkpoint: Path, count: int, task: Task = TASK) -> dict[str, Any
     model, rows = load_model(checkpoint, task), make_rows(count, seed=count)
     table = RowTable.from_rows(rows, columns=task.columns)
     with mock.patch.object(TaskModel, "batch_tokens", 40):
-        result = evaluate_samples(model, tokenized(table, task, model), table, make_accelerator())
-        return {"metrics": evaluate(model, rows), "predictions": [p.to_json() for p in result.predictions]}
+        result = evaluate_samples(model, tokenized(table, model), table, make_accelerator())
+        return {"metrics": evaluate(model, rows), "predictions": [p.to_json() for p in result.scores[""].predictions]}
 
 
 def trained(checkpoint: Path, folder: Path) -> dict[str, Any]:

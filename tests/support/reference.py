@@ -32,6 +32,7 @@ from bert_tasks.experiments.search import search
 from bert_tasks.experiments.seeds import train_seeds
 from bert_tasks.export import export
 from bert_tasks.metrics.classification import pearson
+from bert_tasks.model.encoder_with_heads import EncoderWithHeads
 from bert_tasks.recipe.json_schema import field_descriptions, recipe_schema, schema_text
 from bert_tasks.recipe.schema import (
     FoldsSection,
@@ -261,17 +262,27 @@ def _public(value: Any) -> Iterator[str]:
             yield from ("", f"**`{prediction.__name__}`**: {text}")
     else:
         yield rendered(value.__doc__)
-        if value is bert_tasks.Trainer:
+        if value in (bert_tasks.MultiTaskModel, bert_tasks.Trainer):
             yield from ("", *_call(name, value.__init__))
         if value is bert_tasks.TrainerCallback:
             yield from ("", "**Hooks**", "", _members(value, is_summary=False))
-        overridden = vars(value).keys() - {"save_adapter"} if value is bert_tasks.MultiTaskModel else vars(value).keys()
-        yield from (line for method in METHODS if method in overridden for line in _method(value, method))
+        yield from (line for method in methods_of(value) for line in _method(value, method))
+
+
+def methods_of(owner: type) -> list[str]:
+    """The methods of a class that its page shows: its own, and those that models of one task share with others."""
+    own = set(vars(owner))
+    if owner is bert_tasks.TaskModel:
+        own |= set(vars(EncoderWithHeads))
+    if owner is bert_tasks.MultiTaskModel:
+        own.discard("save_adapter")  # it only raises an error
+    return [method for method in METHODS if method in own]
 
 
 def _call(name: str, function: Callable[..., Any]) -> Iterator[str]:
     call = signature(function, name)
-    yield from (f"```text\n{call}\n```" if "\n" in call else f"`{call}`", "", rendered(function.__doc__))
+    docstring = inspect.getdoc(function)  # of the base class, if an override has none
+    yield from (f"```text\n{call}\n```" if "\n" in call else f"`{call}`", "", rendered(docstring))
 
 
 def _method(owner: type, name: str) -> Iterator[str]:

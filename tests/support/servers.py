@@ -18,7 +18,7 @@ import uvicorn
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp
 
-from bert_tasks.model.task_model import ForwardFn, TaskModel
+from bert_tasks.model.encoder_with_heads import EncoderWithHeads, ForwardFn
 from bert_tasks.serving.app import build_app
 from bert_tasks.serving.batching import Batcher
 from bert_tasks.serving.gate import Gate
@@ -49,7 +49,7 @@ class Application:
 
 @asynccontextmanager
 async def application(
-    model: TaskModel,
+    model: EncoderWithHeads,
     *,
     limits: Limits = SLOW,
     max_wait: float = 0.005,
@@ -72,7 +72,7 @@ async def application(
 
 
 @contextmanager
-def listening(models: Sequence[TaskModel], *, limits: Limits = SLOW) -> Iterator[list[str]]:
+def listening(models: Sequence[EncoderWithHeads], *, limits: Limits = SLOW) -> Iterator[list[str]]:
     """Each model behind a socket of its own, on a thread of this process; their addresses."""
     urls, servers, started = list[str](), list[uvicorn.Server](), threading.Event()
 

@@ -14,6 +14,7 @@ from bert_tasks import TaskModel
 from bert_tasks.data.table import RowTable, Samples
 from bert_tasks.distributed import make_accelerator
 from bert_tasks.encoder.packing import PackedBatch
+from bert_tasks.model.encoder_with_heads import EncoderWithHeads
 from bert_tasks.model.features import training_samples
 from bert_tasks.recipe.schema import OptimSection
 from bert_tasks.tasks.base import Feature, LossTerm, Task
@@ -135,10 +136,10 @@ class LengthAndLabel(Objective):
 
 
 def make_steps(
-    model: TaskModel, rows: list[Row], *, seed: int = 0, objective: Objective | None = None, **optim: Any
+    model: EncoderWithHeads, rows: list[Row], *, seed: int = 0, objective: Objective | None = None, **optim: Any
 ) -> OptimizerSteps:
     """What ``fit`` makes for its steps, of rows in memory."""
-    table = training_samples(RowTable.from_rows(rows, columns=model.task.row_columns), model.task, model)
+    table = training_samples(RowTable.from_rows(rows, columns=model.row_columns), model)
     return OptimizerSteps(
         objective=Supervised(model) if objective is None else objective,
         samples=RecordedSamples(**vars(table)),

@@ -12,6 +12,7 @@ from fastapi import HTTPException
 from transformers import PreTrainedTokenizerBase
 
 from bert_tasks import TaskModel, evaluate
+from bert_tasks.data.columns import without_labels
 from bert_tasks.data.kinds import Choice
 from bert_tasks.data.readers import ReadOptions, read_table
 from bert_tasks.data.splits import row_keys, train_validation_split
@@ -216,9 +217,9 @@ def test_columns_of_choices_are_numbered_one_by_one(columns: tuple[str, ...], tm
     with pytest.raises(DataError, match=message):
         list(valid_rows([row], TASK.columns))
     with pytest.raises(DataError, match=message):
-        renamed([row], TASK, None)
+        renamed([row], TASK.columns, None)
     with pytest.raises(HTTPException) as refused:
-        BodyReader(TASK, Limits(), {}).rows(row)
+        BodyReader(without_labels(TASK.columns), Limits(), {}).rows(row)
     assert message in str(refused.value.detail).replace("\\'", "'")
 
 
@@ -229,7 +230,7 @@ def read_written(rows: list[dict[str, Any]], suffix: str, folder: Path, names: d
     """The labels of rows that are written to a file and read from it, or given in memory."""
     task = replace(TASK, label_base=base)
     if suffix == "memory":
-        table = RowTable.from_rows(renamed(rows, task, names), "rows", task.columns)
+        table = RowTable.from_rows(renamed(rows, task.columns, names), "rows", task.columns)
         return [row.get("label") for row in table]
     file = folder / f"rows.{suffix}"
     lines = [",".join(rows[0]), *(",".join("" if v is None else str(v) for v in row.values()) for row in rows)]
@@ -345,20 +346,20 @@ def test_rows_in_memory_and_requests_read_the_question_once() -> None:
     (row,) = valid_rows([ASKED], TASK.columns, names=ASKED_NAMES)
     as_commonsense_qa(row)
     for names, stored in ((ASKED_NAMES, {}), (None, ASKED_NAMES)):
-        data = renamed([ASKED], TASK, names, stored=stored)
+        data = renamed([ASKED], TASK.columns, names, stored=stored)
         (row,) = RowTable.from_rows(data, "rows", TASK.columns)
         assert as_commonsense_qa(row)["label"] == 1
     body = {"question": ASKED["question"], "choices": ASKED["choices"]["text"]}
-    (row,), _ = BodyReader(TASK, Limits(), ASKED_NAMES).rows(body)
+    (row,), _ = BodyReader(without_labels(TASK.columns), Limits(), ASKED_NAMES).rows(body)
     as_commonsense_qa(dict(row))
     task_row = {"context": "c", "question": "q", "choices": ["a", "b"]}  # under the task's names a question is one
     assert list(valid_rows([task_row], TASK.columns, names=ASKED_NAMES)) == [task_row]
-    assert BodyReader(TASK, Limits(), ASKED_NAMES).rows(task_row)[0] == [task_row]
+    assert BodyReader(without_labels(TASK.columns), Limits(), ASKED_NAMES).rows(task_row)[0] == [task_row]
 
 
 @pytest.mark.parametrize("name", ["choices", "ending0"])
 def test_a_request_may_have_a_list_or_a_key_for_each_choice(name: str) -> None:
-    reader = BodyReader(TASK, Limits(), {"choices": "ending"})
+    reader = BodyReader(without_labels(TASK.columns), Limits(), {"choices": "ending"})
     choices = {"choices": ["a", "b"]} if name == "choices" else {"ending0": "a", "ending1": "b"}
     rows, several = reader.rows({"context": "c", **choices})
     assert (rows, several) == ([{"context": "c", "choices": ["a", "b"]}], False)

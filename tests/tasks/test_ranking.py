@@ -178,7 +178,7 @@ def test_the_loss_of_a_batch_is_the_loss_of_its_groups(checkpoint: Path, name: R
     model = load_model(checkpoint, ranking_task(name)).double()
     rows = [{**row, "label": None if i in (2, 5) else row["label"]} for i, row in enumerate(ROWS)]
     table = RowTable.from_rows(rows, columns=model.task.columns)
-    samples = training_samples(table, model.task, model)
+    samples = training_samples(table, model)
     features: Any = samples.features_of([4, 0, 3, 1])
     batch = collate(features, position_offset=model.config.position_offset)
     logits = model(batch)
@@ -244,7 +244,7 @@ def test_files_that_share_groups_are_drawn_together(checkpoint: Path) -> None:
     task = ranking_task("lambda")
     model = load_model(checkpoint, task)
     tables = [RowTable.from_rows(rows, columns=task.columns) for rows in (ROWS[:9], ROWS[9:13], ROWS[3:4])]
-    samples = training_samples(RowTable.joined(tables), task, model)
+    samples = training_samples(RowTable.joined(tables), model)
     by_table: dict[str, list[int]] = defaultdict(list)
     for number, row in enumerate(ROWS[:13]):
         by_table[row["group"]].append(number)

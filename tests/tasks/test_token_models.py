@@ -56,7 +56,7 @@ def test_context_changes_answers_and_batches_do_not(checkpoint: Path) -> None:
 
 
 def test_the_best_model_may_be_chosen_by_a_metric_that_the_first_row_does_not_have(model: TaskModel) -> None:
-    table = load_table([{"words": [], "tags": []}, *tagged(LINES[:3])], model.task)
+    table = load_table([{"words": [], "tags": []}, *tagged(LINES[:3])], model.row_columns)
     for metric in ("overall_f1", "PER_f1"):
         check_metric(model, metric, {"": table}, make_accelerator())
     with pytest.raises(UsageError, match=r"'PERS_f1', expected one of .*PER_f1"):

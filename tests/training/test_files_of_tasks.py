@@ -236,7 +236,7 @@ def test_a_run_draws_as_its_recipe_says(folder: Path) -> None:
     recipe = load_recipe("recipe.toml", overrides=["optim.sampling=equal"])
     trainer = build_trainer(prepare(recipe))
     trainer.preflight()
-    samples = tokenized(trainer.splits.train, trainer.model.task, trainer.model)
+    samples = tokenized(trainer.splits.train, trainer.model)
     order = SampleOrder.of(samples, OptimSection(batch_size=4, sampling="equal"), seed=0)
     names = [feature["head"] for batch in order.epoch(0) for feature in samples.features_of(batch)]
     drawn = Counter(names)
@@ -282,7 +282,7 @@ def test_a_task_reads_the_numbers_of_glue_as_labels(folder: Path) -> None:
     assert prepared.splits.train.of_head("topic").rows.values("label") == ["unacceptable", "acceptable"] * (
         len(TOPICS) // 2
     )
-    assert prepared.task.tasks["topic"].labels == ("unacceptable", "acceptable")  # in the order of GLUE
+    assert prepared.heads["topic"].task.labels == ("unacceptable", "acceptable")  # in the order of GLUE
 
 
 def test_a_task_reads_the_columns_of_the_format_of_its_files(folder: Path) -> None:
@@ -441,4 +441,4 @@ def test_a_prediction_does_not_read_the_labels_of_the_tasks(folder: Path) -> Non
     write_lines(folder / "rows.jsonl", [row])
     assert model.predict([row]) == model.predict([{"text": "a text"}])
     (prediction,) = predict("model", "rows.jsonl")
-    assert dict(prediction.tasks) == model.predict([row])[0]
+    assert prediction == model.predict([row])[0]

@@ -15,6 +15,7 @@ from bert_tasks import TaskModel, evaluate, fit
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import BertTasksError, DivergedError, StoppedError, UsageError
 from bert_tasks.inference import Evaluation, evaluate_samples, evaluation
+from bert_tasks.inference.evaluation import Score
 from bert_tasks.tasks.sequence_classification.task import SequenceClassification
 from bert_tasks.tasks.shared.fitting import Fitting
 from bert_tasks.training.sampling import learning_rate_factor
@@ -190,7 +191,8 @@ def scripted(monkeypatch, values, *, key="accuracy"):
 
     def evaluation(model, samples, table, accelerator, *, tune=False, forward_fn=None, stop=None):
         seen.append(weights_of(model))
-        return Evaluation(metrics={"loss": 1.0, "accuracy": 0.5, key: next(script)}, predictions=[], task=model.task)
+        metrics = {"loss": 1.0, "accuracy": 0.5, key: next(script)}
+        return Evaluation(metrics=metrics, scores={"": Score(metrics=metrics, predictions=[], task=model.task)})
 
     monkeypatch.setattr(selection, "evaluate_samples", evaluation)
     return seen

@@ -1,5 +1,6 @@
 """Several tasks on one encoder: gradients, counts, shared sequences, resuming, and pairs of tasks of every kind."""
 
+import copy
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -118,8 +119,8 @@ def load(base: Path, tasks: Mapping[str, Mapping[str, Any]] = TASKS) -> MultiTas
 
 
 def features_of(model: TaskModel, rows: Sequence[Mapping[str, Any]]) -> list[Any]:
-    table = RowTable.from_rows(rows, columns=model.task.row_columns)
-    return model.task.features(list(table), model.require_tokenizer())
+    table = RowTable.from_rows(rows, columns=model.row_columns)
+    return model.features(list(table), model.require_tokenizer())
 
 
 def gradients_of(model: TaskModel, rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, float], dict[str, Tensor]]:
@@ -357,7 +358,7 @@ def test_a_task_without_labels_in_the_data_is_named(base: Path, tmp_path: Path) 
 def test_settings_of_a_task_are_not_those_of_all(quick: Path, tmp_path: Path) -> None:
     """They would be ignored."""
     load(quick).save_pretrained(tmp_path / "model")
-    with pytest.raises(UsageError, match=r"max_length is 9, but each task has its own\. Choose one of the tasks slots"):
+    with pytest.raises(UsageError, match=r"choose one of the tasks slots, topic with task='NAME'"):
         evaluate(tmp_path / "model", ROWS, settings={"max_length": 9})
     with pytest.raises(UsageError, match=r"choose one of the tasks slots, topic with task='NAME'"):
         evaluate(tmp_path / "model", ROWS, columns={"text": "review"})
@@ -369,3 +370,52 @@ def test_settings_of_a_task_are_not_those_of_all(quick: Path, tmp_path: Path) ->
 def test_the_names_of_the_tasks_columns_may_stand_for_those_of_the_training_data(quick: Path, tmp_path: Path) -> None:
     model = load(quick, {**TASKS, "topic": {**TASKS["topic"], "columns": {"text": "words", "label": "topic"}}})
     assert model.predict({"text": "the ferry"}) == model.predict({"words": ["the", "ferry"], "text": "the ferry"})
+
+
+def test_the_models_of_the_tasks_follow_the_model(quick: Path, wordpiece_tokenizer: PreTrainedTokenizerBase) -> None:
+    """They have its encoder, its tokenizer and its mode, also after one of them has predicted."""
+    model = load(quick)
+    model.models["topic"].predict("the ferry")
+    assert {module.training for module in model.modules()} == {False}
+    model.train()
+    model.models["topic"].predict("the ferry")
+    assert {module.training for module in model.modules()} == {True}
+    model.tokenizer = copy.deepcopy(wordpiece_tokenizer)
+    assert model.models["slots"].tokenizer is model.tokenizer
+
+
+def test_a_smaller_model_of_several_tasks_predicts_and_is_saved(quick: Path, tmp_path: Path) -> None:
+    model = load(quick).with_layers([0])
+    assert model.models["slots"].predict("the ferry") == [model.predict("the ferry")[0]["slots"]]
+    model.save_pretrained(tmp_path)
+    assert MultiTaskModel.from_pretrained(tmp_path).predict("the ferry") == model.predict("the ferry")
+
+
+def test_labels_that_one_of_the_models_learns_are_those_of_the_model(quick: Path, tmp_path: Path) -> None:
+    tasks = {name: {key: value for key, value in entry.items() if key != "labels"} for name, entry in TASKS.items()}
+    model = load(quick, tasks)
+    fit(model.models["topic"], ROWS, ROWS, columns={"label": "topic"}, output_dir=tmp_path / "topic", **SETTINGS)
+    fit(model, ROWS, ROWS, output_dir=tmp_path / "both", **SETTINGS)
+    assert model.models["topic"].task.labels == ("high", "low", "mid")
+    assert model.predict("the ferry")[0]["topic"].label in model.models["topic"].task.labels
+
+
+@pytest.mark.parametrize(
+    ("models", "weights", "message"),
+    [
+        ([], {}, "expected the name of each task and its model"),
+        (["topic"], {"slots": 2.0}, "unknown task 'slots'"),
+        (["not a word"], {}, "is no word of letters"),
+    ],
+)
+def test_models_that_cannot_be_joined(quick: Path, models: list[str], weights: dict[str, float], message: str) -> None:
+    of_task = load(quick).models["topic"]
+    with pytest.raises(UsageError, match=message):
+        MultiTaskModel(dict.fromkeys(models, of_task), weights)
+
+
+def test_one_task_is_not_taught_by_several(quick: Path, tmp_path: Path) -> None:
+    student = TaskModel.from_pretrained(quick, task="text-classification", labels=["high", "low", "mid"])
+    topics = renamed(ROWS, topic="label")
+    with pytest.raises(UsageError, match="the teacher has the tasks slots, topic"):
+        fit(student, topics, topics, output_dir=tmp_path, teacher=load(quick), **SETTINGS)

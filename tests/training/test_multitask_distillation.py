@@ -15,7 +15,7 @@ from bert_tasks.data.table import RowTable
 from bert_tasks.errors import CheckpointError, RecipeError, UsageError
 from bert_tasks.recipe.schema import TeacherSection
 from bert_tasks.training.distillation import Distillation
-from bert_tasks.training.multitask_distillation import MultiTaskDistillation
+from bert_tasks.training.distillation_of_several import DistillationOfSeveral
 from support.hf_models import widen
 from support.meta_device import on_meta_device
 from support.small_checkpoints import edit_config, save_checkpoint
@@ -65,13 +65,13 @@ def load(base: Path, seed: int = 0, tasks: Mapping[str, Mapping[str, Any]] = TAS
 
 def objective_of(
     base: Path, teachers: Sequence[str] | None = None, tasks: Mapping[str, Mapping[str, Any]] = TASKS, **options: Any
-) -> MultiTaskDistillation:
+) -> DistillationOfSeveral:
     """A student with a teacher of all tasks, or with separate teachers for some."""
     teacher: Any = load(base, 5, tasks)
     if teachers is not None:
         teacher = {name: load(base, seed, tasks).models[name] for seed, name in enumerate(teachers, 5)}
     section = TeacherSection(name="teacher", **OPTIONS | options)
-    objective = MultiTaskDistillation(load(base, 0, tasks), teacher, section)
+    objective = DistillationOfSeveral(load(base, 0, tasks), teacher, section)
     objective.double()
     return objective
 
@@ -83,8 +83,8 @@ def with_gaps(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def mean_loss(objective: torch.nn.Module, model: TaskModel, rows: Sequence[Mapping[str, Any]]) -> Tensor:
-    table = RowTable.from_rows(rows, columns=model.task.row_columns)
-    batch = model.packed(model.task.features(list(table), model.require_tokenizer()))
+    table = RowTable.from_rows(rows, columns=model.row_columns)
+    batch = model.packed(model.features(list(table), model.require_tokenizer()))
     means = [term.weight * term.total / term.count.clamp(min=1) for term in objective(batch)]
     return torch.stack(means).sum()
 
@@ -179,8 +179,8 @@ def test_kept_logits_are_the_logits_of_the_teachers(
 def test_rows_without_labels_learn_from_their_teacher(base: Path) -> None:
     objective = objective_of(base, ["slots"])
     rows = [{key: row[key] for key in row if key in ("text", "words")} for row in ROWS]
-    table = RowTable.from_rows(rows, columns=objective.model.task.row_columns)
-    features = objective.model.task.features(list(table), objective.model.require_tokenizer())
+    table = RowTable.from_rows(rows, columns=objective.model.row_columns)
+    features = objective.model.features(list(table), objective.model.require_tokenizer())
     terms = {term.name: term for term in objective(objective.model.packed(features))}
     counts = {name: term.count.item() for name, term in terms.items()}
     assert list(terms) == ["entails/loss", "slots/loss", "topic/loss", "slots/distillation"]
@@ -193,8 +193,8 @@ def test_rows_without_labels_learn_from_their_teacher(base: Path) -> None:
 def test_a_batch_without_rows_of_a_task_counts_nothing(base: Path) -> None:
     objective = objective_of(base)
     rows = [{"first": row["first"], "second": row["second"], "entails": row["entails"]} for row in ROWS]
-    table = RowTable.from_rows(rows, columns=objective.model.task.row_columns)
-    features = objective.model.task.features(list(table), objective.model.require_tokenizer())
+    table = RowTable.from_rows(rows, columns=objective.model.row_columns)
+    features = objective.model.features(list(table), objective.model.require_tokenizer())
     terms = objective(objective.model.packed(features))
     assert {term.name: term.count.item() for term in terms} == objective.counts(features)
     assert {term.name for term in terms if term.total.item()} == {"entails/loss", "entails/distillation"}

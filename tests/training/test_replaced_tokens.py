@@ -240,7 +240,7 @@ def test_a_report_shows_replaced_tokens(folder: Path, tmp_path: Path) -> None:
     run(folder, tmp_path, epochs=1, report=True)
     model = TaskModel.from_pretrained(tmp_path)
     task, table = model.task, RowTable.from_rows(ROWS, columns=model.task.columns)
-    predictions = evaluated_predictions(model, table)
+    predictions = evaluated_predictions(model, table)[""]
     sections = Report.of(task).sections(predictions, list(table))
     assert sections.measure.values() == pytest.approx(task.metrics(predictions, ROWS), abs=1e-12)
     seen = np.array([token for prediction in predictions for token in prediction.measured])

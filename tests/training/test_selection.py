@@ -27,7 +27,7 @@ SETS = ("dev", "dev_strict")
 
 
 def rank(metrics, metric=None, *, task=TASK, sets=("",)):
-    return rank_of(metrics, metric_metadata(task, RunSection(metric_for_best_model=metric), sets))
+    return rank_of(metrics, metric_metadata({"": task}, RunSection(metric_for_best_model=metric), sets))
 
 
 @pytest.mark.parametrize(
@@ -62,11 +62,11 @@ LOSSES = st.sampled_from([0.1, 0.2, math.nan])
 
 @given(st.lists(st.tuples(VALUES, LOSSES), min_size=1, max_size=8))
 def test_the_best_has_the_highest_value_then_the_lowest_loss_then_came_first(evaluations):
-    state = TrainerState(task=TASK)
+    state = TrainerState(tasks={"": TASK})
     for step, (value, loss) in enumerate(evaluations):
         state.step = step
         metrics = {"accuracy": value, "loss": loss}
-        state.add_evaluation(metrics, rank(metrics), task=TASK, collapse=str(step))
+        state.add_evaluation(metrics, rank(metrics), tasks={"": TASK}, collapse=str(step))
     worst = (-math.inf, math.inf)
     numbers = [tuple(w if math.isnan(x) else x for x, w in zip(pair, worst, strict=True)) for pair in evaluations]
     assert state.best_step == min(range(len(numbers)), key=lambda step: (-numbers[step][0], numbers[step][1], step))
@@ -74,8 +74,12 @@ def test_the_best_has_the_highest_value_then_the_lowest_loss_then_came_first(eva
 
 
 def test_what_counts_faults_is_declared_by_the_task():
-    assert metric_metadata(TASK, RunSection(), SETS)["lower_is_better"] == ["ece", "loss"]
-    assert metric_metadata(TAGGER, RunSection(), SETS)["lower_is_better"] == ["ece", "invalid_transitions", "loss"]
+    assert metric_metadata({"": TASK}, RunSection(), SETS)["lower_is_better"] == ["ece", "loss"]
+    assert metric_metadata({"": TAGGER}, RunSection(), SETS)["lower_is_better"] == [
+        "ece",
+        "invalid_transitions",
+        "loss",
+    ]
 
 
 def test_sets_whose_names_begin_alike_are_told_apart_in_the_run_and_its_report(checkpoint, tmp_path):
@@ -109,11 +113,13 @@ def test_counts_and_thresholds_are_declared_by_the_task():
 
 def test_a_state_without_values_comes_back_from_json() -> None:
     """A run may have no best model yet, or metrics without a value. JSON has neither NaN nor infinity."""
-    state = TrainerState(task=TASK, step=3, best={"f1": math.nan, "accuracy": 0.5}, last={"loss": math.nan})
+    state = TrainerState(tasks={"": TASK}, step=3, best={"f1": math.nan, "accuracy": 0.5}, last={"loss": math.nan})
     stored = json.loads(json.dumps(state.state_dict(), allow_nan=False))
-    again = TrainerState(task=TASK, step=9, best_value=0.5, best_loss=0.1, best_collapse="predicts 'a' for every row")
+    again = TrainerState(
+        tasks={"": TASK}, step=9, best_value=0.5, best_loss=0.1, best_collapse="predicts 'a' for every row"
+    )
     again.load_state_dict(stored)
     assert (again.step, again.best_value, again.best_loss, again.best_collapse) == (3, -math.inf, math.inf, None)
     assert again.best == pytest.approx({"f1": math.nan, "accuracy": 0.5}, nan_ok=True)
     assert again.last == pytest.approx({"loss": math.nan}, nan_ok=True)
-    assert again.add_evaluation({"f1": 0.1}, (-1e9, 1e9), task=TASK, collapse=None)  # whatever comes is better
+    assert again.add_evaluation({"f1": 0.1}, (-1e9, 1e9), tasks={"": TASK}, collapse=None)  # whatever comes is better

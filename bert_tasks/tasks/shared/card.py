@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from bert_tasks.data.columns import Row
-from bert_tasks.tasks.base import Part
+from bert_tasks.data.columns import Row, text_columns
+from bert_tasks.tasks.base import Part, Task
 
 TEXTS = (
     "The room was clean and the staff were kind.",
@@ -43,3 +43,26 @@ class Card(Part):
     def limits(self) -> tuple[str, ...]:
         """Sentences about what these settings do not read, in addition to ``max_length``."""
         return ()
+
+
+def example_rows_of(tasks: Mapping[str, Task], columns: Mapping[str, Mapping[str, str]]) -> Sequence[Row]:
+    """Returns three rows with the inputs of all heads. Tasks of a single text read the same text.
+
+    Args:
+        tasks: The task of each head by its name.
+        columns: Name of a head -> the columns of its task -> their names in the rows, if they differ. An only task has
+            its own names.
+    """
+    if "" in tasks:
+        return Card.of(tasks[""]).example_rows
+    rows: list[Row] = []
+    for number, text in enumerate(TEXTS):
+        row: dict[str, Any] = {}
+        for name, task in tasks.items():
+            example, texts = Card.of(task).example_rows[number], text_columns(task.columns)
+            if len(texts) == 1:
+                example = {texts[0]: text}
+            for column, value in example.items():
+                row[columns[name].get(column, column)] = value
+        rows.append(row)
+    return rows

@@ -55,7 +55,7 @@ class Predictions(list[PredictionT]):
                 "the list of predictions was changed or sorted, so that the index of the rows no longer fits. Call "
                 "to_frame first, and sort or filter the frame"
             )
-        return pandas.DataFrame([prediction.to_json() for prediction in self], index=self._index)
+        return pandas.DataFrame([_content(prediction) for prediction in self], index=self._index)
 
     def _repr_html_(self) -> str:
         cells = [_prediction_cells(prediction) for prediction in self[:_SHOWN]]
@@ -70,9 +70,17 @@ def html_table(names: Sequence[str], rows: Iterable[Mapping[str, str]]) -> str:
     return f"<table><tr>{head}</tr>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
 
 
+def _content(prediction: Any) -> dict[str, Any]:
+    """Returns the written fields of a prediction, or those of the predictions of several tasks by their names."""
+    if isinstance(prediction, Mapping):
+        return {name: of_task.to_json() for name, of_task in prediction.items()}
+    content: dict[str, Any] = prediction.to_json()
+    return content
+
+
 def _prediction_cells(prediction: Any) -> dict[str, str]:
-    """Returns the written fields of a prediction. Tags and explanations shade words."""
-    content = prediction.to_json()
+    """Returns the cells of a prediction's fields. Tags and explanations shade words."""
+    content = _content(prediction)
     items = [content, *content["entities"]] if "tags" in content else [content]
     explanations = [item.pop("explanation") for item in items if "explanation" in item]
     if explanations:

@@ -325,12 +325,6 @@ class Report(Part):
         """Returns what a report shows of the labelled rows. None for only metrics, curves and settings of the run."""
         return None
 
-    def by_task(
-        self, predictions: Sequence[Any], rows: Sequence[Row]
-    ) -> Mapping[str, tuple[Any, Sequence[Any], Sequence[Row]]]:
-        """Returns the tasks with sections of their own, their predictions and rows. Default: this task as ""."""
-        return {"": (self.task, predictions, rows)}
-
     def truths(self, row: Row) -> Sequence[Hashable]:
         """Returns the labels of a row, one for each of ``decisions``. Empty if the row or the task has none."""
         return ()

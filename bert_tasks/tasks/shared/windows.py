@@ -13,10 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bert_tasks.data.table import Truncation
-from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import DataError
 from bert_tasks.tasks.base import Feature, Part
-from bert_tasks.tasks.shared.features import collate
 from bert_tasks.tasks.shared.special_tokens import Frame
 
 if TYPE_CHECKING:
@@ -52,10 +50,6 @@ class Windows(Part):
             return ()
         limit = f"max_length = {self.task.max_length} tokens"
         return (f"{cuts.share(cuts.cut_rows)} rows are longer than {limit} and were cut",)
-
-    def collate(self, features: Sequence[Feature], *, position_offset: int, pad_groups: bool) -> PackedBatch:
-        """Returns features as one batch, as ``features.collate`` does."""
-        return collate(features, position_offset=position_offset, pad_groups=pad_groups)
 
     def copies(self, feature: Feature, tokenizer: "PreTrainedTokenizerBase") -> Iterable[Feature]:
         """Returns what the model reads to predict for a feature. ``decode`` sees their results together.

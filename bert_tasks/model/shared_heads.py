@@ -71,13 +71,35 @@ def share(features: Sequence[Feature], names: Sequence[str], *, position_offset:
     return PackedBatch(**{**vars(batch), "layout": SharedLayout(**vars(batch.layout), heads=tuple(batches))})
 
 
+def features_of_head(
+    name: str, numbers: Sequence[int], features: Sequence[Feature], compact: Sequence[Tensor]
+) -> tuple[list[Feature], list[Tensor]]:
+    """Returns the features of some rows that one head reads, and their compact logits, as ``Task.decode`` takes them.
+
+    Args:
+        name: The name of the head. Empty for an only head, whose features are returned as they are.
+        numbers: The rows. They are numbered from 0 in this order.
+        features: The features of all heads.
+        compact: Their compact logits.
+    """
+    if not name:
+        return list(features), list(compact)
+    places = {number: place for place, number in enumerate(numbers)}
+    of_head: list[Feature] = []
+    logits: list[Tensor] = []
+    for feature, each in zip(features, compact, strict=True):
+        if feature.get("head") == name and feature["row"] in places:
+            of_head.append({**feature, "row": places[feature["row"]]})
+            logits.append(each)
+    return of_head, logits
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SharedOutput(HeadOutput):
     """The logits of each head by task. A padded call has no ``batches``."""
 
     logits: Mapping[str, Any]
     batches: tuple[HeadBatch, ...]
-    per_token: tuple[bool, ...]
 
     @property
     def logit_parts(self) -> dict[str, Any]:
@@ -100,15 +122,7 @@ class SharedOutput(HeadOutput):
         return self._changed({name: logits.double() for name, logits in self.logits.items()})
 
     def _changed(self, logits: Mapping[str, Any]) -> "SharedOutput":
-        return SharedOutput(logits=logits, batches=self.batches, per_token=self.per_token)
-
-    def unbind(self) -> list[Any]:
-        """Returns the logits of each feature."""
-        parts: dict[int, Any] = {}
-        for logits, batch, per_token in zip(self.logits.values(), self.batches, self.per_token, strict=True):
-            each = logits.split(list(batch.layout.gather_counts)) if per_token else logits.unbind()
-            parts |= zip(batch.numbers, each, strict=False)  # without the sequence of a head that has none
-        return [parts[number] for number in range(len(parts))]
+        return SharedOutput(logits=logits, batches=self.batches)
 
 
 class SharedHeads(Head):
@@ -150,10 +164,9 @@ class SharedHeads(Head):
 
     def forward(self, hidden: Tensor, layout: Layout, embeddings: Tensor) -> SharedOutput:
         """Returns the logits of each head for ``[N, H]``, or for ``[R, H]`` of one head."""
-        per_token = tuple(head.per_token for _, head in self.named_heads)
         if isinstance(layout, Padded):
             padded = {name: self._padded(head, hidden, layout, embeddings) for name, head in self.named_heads}
-            return SharedOutput(logits=padded, batches=(), per_token=per_token)
+            return SharedOutput(logits=padded, batches=())
         if not isinstance(layout, SharedLayout):
             raise UsageError("the batch is not packed for several tasks. Use one of the models of the tasks")
         logits = {}
@@ -164,7 +177,7 @@ class SharedHeads(Head):
             selection = head.select(batch.layout)
             rows = batch.rows if selection is None else batch.rows.index_select(0, selection.rows)
             logits[name] = head(hidden.index_select(0, rows), batch.layout, embeddings)
-        return SharedOutput(logits=logits, batches=layout.heads, per_token=per_token)
+        return SharedOutput(logits=logits, batches=layout.heads)
 
     def _padded(self, head: Head, hidden: Tensor, layout: Padded, embeddings: Tensor) -> Tensor:
         """Returns a head's logits ``[B, L]``, or ``[B, T, L]`` with zeros at padding."""

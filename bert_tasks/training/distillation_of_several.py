@@ -7,27 +7,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from bert_tasks.encoder.heads import Head
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.metrics.tables import metric_key
 from bert_tasks.model.features import tokenized
-from bert_tasks.model.multitask import models_of
+from bert_tasks.model.inputs import open_model
+from bert_tasks.model.multitask import AnyModel, MultiTaskModel
 from bert_tasks.model.precision import float32
+from bert_tasks.model.shared_heads import HeadBatch, SharedOutput
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.tasks import MultiTask
-from bert_tasks.tasks.base import Feature, LossTerm, require
-from bert_tasks.tasks.multitask.head import HeadBatch, SharedHeads, SharedOutput
+from bert_tasks.recipe.schema import TeacherSection
+from bert_tasks.tasks.base import Feature, LossTerm, Task, require
 from bert_tasks.tasks.shared.outputs import DISTILLATION, distillation_count, distillation_loss
 from bert_tasks.training.distillation import (
     LOGITS,
     Distillation,
+    TaughtObjective,
     check_teacher,
     load_teacher,
     teacher_name,
@@ -35,35 +36,53 @@ from bert_tasks.training.distillation import (
 from bert_tasks.training.evaluation import Validation
 from bert_tasks.training.objectives import weights_digest
 
-Teacher = TaskModel | str | Path | Mapping[str, TaskModel | str | Path]
+Teacher = AnyModel | str | Path | Mapping[str, TaskModel | str | Path]
 
 
-class MultiTaskDistillation(Distillation):
+class DistillationOfSeveral(TaughtObjective):
     """The losses of several tasks and the distances of their logits from teachers.
 
     The terms of a task with a teacher are the terms of ``Distillation``, times the weight of the task. A task without a
     teacher learns from its labels only. States and relations are not compared.
     """
 
-    def _checked_teachers(self, teacher: TaskModel | Mapping[str, TaskModel]) -> Mapping[Any, TaskModel]:
-        students, reject = models_of(self.model), partial(require, error=UsageError)
+    model: MultiTaskModel
+
+    def __init__(
+        self, model: MultiTaskModel, teacher: AnyModel | Mapping[str, TaskModel], section: TeacherSection
+    ) -> None:
+        """Checks that the teachers can teach the model.
+
+        Args:
+            model: The student.
+            teacher: A model with these tasks, or a model for some of the tasks.
+            section: A recipe's ``[teacher]``.
+
+        Raises:
+            UsageError: See ``Distillation``, or a task has no teacher.
+        """
+        super().__init__(model, section)
+        self.teachers = self._checked(teacher)
+
+    def _checked(self, teacher: AnyModel | Mapping[str, TaskModel]) -> Mapping[str, TaskModel]:
+        students, reject = self.model.heads, partial(require, error=UsageError)
         reject(
             self.section.hidden == "none" and not self.section.relations,
             "[teacher] of several tasks teaches only logits. Set teacher.hidden to 'none' and teacher.relations to "
             "false",
         )
-        self._shared: tuple[TaskModel, ...] = ()  # a teacher with the tasks of the model, whose encoder runs once
-        if isinstance(teacher, TaskModel):
-            tasks = teacher.task.tasks if isinstance(teacher.task, MultiTask) else {}
-            missing = [name for name in students if name not in tasks]
+        # A teacher with the tasks of the model, whose encoder runs once.
+        self._shared: tuple[AnyModel, ...] = ()
+        if isinstance(teacher, AnyModel):
+            models = teacher.heads
+            missing = [name for name in students if name not in models]
+            has = f"only {teacher.task_name}" if "" in models else ", ".join(models)
             reject(
                 not missing,
-                f"the teacher {teacher_name(teacher)} has no task {', '.join(missing)} (it has "
-                f"{', '.join(tasks) if tasks else f'only {teacher.task.name}'}). Name a teacher for each task that has "
-                'one, for example {TASK = "FOLDER"}',
+                f"the teacher {teacher_name(teacher)} has no task {', '.join(missing)} (it has {has}). Name a teacher "
+                'for each task that has one, for example {TASK = "FOLDER"}',
             )
-            self._shared = (teacher.eval(),) if len(tasks) == len(students) else ()
-            models = models_of(teacher)
+            self._shared = (teacher.eval(),) if len(models) == len(students) else ()
             teacher = {name: models[name] for name in students}
         for name, model in teacher.items():
             try:
@@ -81,40 +100,41 @@ class MultiTaskDistillation(Distillation):
 
     def agreement(self, validation: Validation, accelerator: Accelerator) -> dict[str, float]:
         """Returns validation set and task -> share of predictions equal to the teacher's."""
-        students, shares = models_of(self.model), dict[str, float]()
+        students, shares = self.model.heads, dict[str, float]()
         for name, teacher in self.teachers.items():
             student, of_task = students[name], {}
             for key, (_, table) in validation.items():
                 rows = table.of_head(name).labelled(student.task.columns)
                 if len(rows):
-                    of_task[metric_key(key, name)] = (tokenized(rows, student.task, student), rows)
+                    of_task[metric_key(key, name)] = (tokenized(rows, student), rows)
             shares |= Distillation(student, teacher, self.section).agreement(of_task, accelerator)
         return shares
 
     def counts(self, features: Sequence[Feature]) -> dict[str, float]:
-        counts = self._multitask.counts(features)
+        counts = self.model.counts(features)
         for name in self.teachers:
             members = [feature for feature in features if feature.get("head") == name]
-            task, head = self._multitask.tasks[name], self._heads[name]
-            counts[f"{name}/{DISTILLATION}"] = distillation_count(task, head, members)
+            student = self.model.heads[name]
+            counts[f"{name}/{DISTILLATION}"] = distillation_count(student.task, student.head, members)
         return counts
 
     def forward(self, batch: PackedBatch) -> tuple[LossTerm, ...]:
-        task, section = self._multitask, self.section
-        student: SharedOutput = float32(self.model(batch))
-        batches = dict(zip(task.tasks, student.batches, strict=True))
+        model, section = self.model, self.section
+        student: SharedOutput = float32(model(batch))
+        batches = dict(zip(model.heads, student.batches, strict=True))
         with torch.no_grad():
             teacher_logits = self._teacher_logits(batch, batches, student)
         terms = []
         with torch.autocast(student.device.type, enabled=False):
-            for term in task.loss(student, batch):
+            for term in model.loss(student, batch):
                 share = 1 - section.weight if term.name.partition("/")[0] in self.teachers else 1.0
                 terms.append(replace(term, weight=term.weight * share))
             for name, logits in teacher_logits.items():
-                inputs = (task.tasks[name], self._heads[name], student.logits[name], logits, batches[name])
+                of_head = model.heads[name]
+                inputs = (of_head.task, of_head.head, student.logits[name], logits, batches[name])
                 term = distillation_loss(*inputs, section.temperature)
                 present = float(len(batches[name].numbers) > 0)  # a head without rows reads the first sequence
-                total, weight = term.total * present, section.weight * float(task.heads[name].get("weight", 1.0))
+                total, weight = term.total * present, section.weight * model.weights[name]
                 name = f"{name}/{DISTILLATION}"
                 terms.append(LossTerm(name=name, total=total, count=term.count * present, weight=weight))
         return tuple(terms)
@@ -134,20 +154,14 @@ class MultiTaskDistillation(Distillation):
         pairs = ((name, teacher, batches[name]) for name, teacher in self.teachers.items())
         return {name: float32(teacher(self._batch_of(teacher, rows))) for name, teacher, rows in pairs}
 
-    @property
-    def _multitask(self) -> MultiTask:
-        return cast("MultiTask", self.model.task)
 
-    @property
-    def _heads(self) -> dict[str, Head]:
-        return dict(cast("SharedHeads", self.model.head).named_heads)
-
-
-def load_teachers(task: MultiTask, teacher: Teacher, *, revision: str | None) -> TaskModel | dict[str, TaskModel]:
+def load_teachers(
+    tasks: Mapping[str, Task], teacher: Teacher, *, revision: str | None
+) -> AnyModel | dict[str, TaskModel]:
     """Returns the teacher of several tasks, or the teachers of some of them.
 
     Args:
-        task: The task of the student.
+        tasks: The tasks of the student.
         teacher: A model or its name, or for some tasks a model or its name.
         revision: Branch, tag or commit of hub ids.
 
@@ -155,25 +169,25 @@ def load_teachers(task: MultiTask, teacher: Teacher, *, revision: str | None) ->
         CheckpointError: A model cannot be loaded, or has no trained head for its task.
         UsageError: A name is no task of the student.
     """
-    if isinstance(teacher, TaskModel):
+    if isinstance(teacher, AnyModel):
         return teacher
     if not isinstance(teacher, Mapping):
         try:
-            return TaskModel.from_pretrained(teacher, revision=revision)
+            return open_model(teacher, revision=revision)
         except CheckpointError as error:
             raise CheckpointError(f"[teacher] {error}") from error
-    unknown = sorted(teacher.keys() - task.tasks.keys())
+    unknown = sorted(teacher.keys() - tasks.keys())
     if unknown:
-        raise UsageError(f"[teacher] names the unknown task {unknown[0]!r}. Name teachers of {', '.join(task.tasks)}")
+        raise UsageError(f"[teacher] names the unknown task {unknown[0]!r}. Name teachers of {', '.join(tasks)}")
     return {
-        name: model if isinstance(model, TaskModel) else _load_head(str(model), name, task, revision)
+        name: model.one_task() if isinstance(model, AnyModel) else _load_head(str(model), name, tasks[name], revision)
         for name, model in teacher.items()
     }
 
 
-def _load_head(teacher: str, name: str, task: MultiTask, revision: str | None) -> TaskModel:
+def _load_head(teacher: str, name: str, task: Task, revision: str | None) -> TaskModel:
     """Loads the teacher of one task from a folder of several tasks, or of this task alone."""
     try:
         return TaskModel.from_pretrained(teacher, task=name, revision=revision)
     except (UsageError, CheckpointError):  # the folder has no task of this name, or cannot be loaded
-        return load_teacher(teacher, task.tasks[name], revision=revision)
+        return load_teacher(teacher, task, revision=revision)

@@ -1,1 +1,0 @@
-"""Several tasks on one encoder, with their rows, their heads and their losses."""
