@@ -1,5 +1,6 @@
 """The console script, which runs a command and turns its errors into one short message and an exit code."""
 
+import gc
 import os
 import shlex
 import sys
@@ -25,6 +26,9 @@ from bert_tasks.variables import disable_telemetry, limit_primitive_caches
 # Parts of what gloo and nccl report when another process has ended or does not respond.
 _TRAINING = ("train", "search")
 _WITH_RECIPES = ("train", "search", "check")
+# New objects until Python looks for unused cycles. Modules create hundreds of thousands of objects that stay, and to
+# look through them again and again takes a tenth of the time that a short command needs.
+_GC_THRESHOLD = 50_000
 _LOST = (
     *("closed by peer", "reset by peer", "onnection refused", "imed out", "Broken pipe", "pair closure"),
     *("likely closed", "likely been closed"),
@@ -33,6 +37,7 @@ _LOST = (
 
 def main() -> None:
     """The console script. ``--debug`` may be given before or after the command."""
+    gc.set_threshold(_GC_THRESHOLD)
     limit_primitive_caches()  # torch's own GELU fills them, too; in the process of another program it may
     disable_telemetry()
     words = ["--help"] if len(sys.argv) < 2 else sys.argv[1:]
