@@ -1,11 +1,11 @@
-"""Several tasks on one encoder beside a model for each: processor seconds of training on shared rows.
+"""Several tasks on one encoder beside a model for each: processor seconds of training, evaluation and prediction.
 
     BERT_TASKS_DATA=DIR python benchmarks/several_tasks.py --rows 1000 --repeats 3 --json FILE
 
 The rows are sentences of ``DIR/conll2003/train.txt`` with their names and the shapes of their words (upper case,
 number, ...), the model is the embedded one. Sides: ``both``: one model with both heads; ``names`` and ``shapes``: a
 model of each; ``one``: a model of several tasks that has the names alone. Each measurement runs in a fresh process, the
-sides take turns. What is timed is the second of two epochs, without evaluation and saving.
+sides take turns. What is timed is the second of two epochs, then the evaluation and the prediction of all rows.
 """
 
 import argparse
@@ -45,6 +45,7 @@ def measured(job: Job) -> Figures:
     from bert_tasks import MultiTaskModel, TaskModel
     from bert_tasks.data.table import RowTable
     from bert_tasks.distributed import make_accelerator
+    from bert_tasks.inference import evaluate_samples
     from bert_tasks.model.features import tokenized
     from bert_tasks.model.multitask import AnyModel
     from bert_tasks.recipe.schema import OptimSection
@@ -64,19 +65,29 @@ def measured(job: Job) -> Figures:
         }
         model = MultiTaskModel.from_pretrained(EMBEDDED, tasks=tasks)
     table = RowTable.from_rows(rows, columns=model.row_columns)
+    samples, accelerator = tokenized(table, model), make_accelerator()
     steps = OptimizerSteps(
         objective=Supervised(model),
-        samples=tokenized(table, model),
+        samples=samples,
         optim=OptimSection(epochs=2, batch_size=BATCH_SIZE, learning_rate=5e-5),
         seed=0,
-        accelerator=make_accelerator(),
+        accelerator=accelerator,
     )
     start, first = 0.0, steps.order.first_step(1)
     for step, batch in steps.batches():
         if step == first:
             start = time.process_time()
         steps.update(step, batch, steps.backward(step, batch))
-    return {"seconds_per_step": (time.process_time() - start) / (steps.plan.total - first)}
+    trained = time.process_time()
+    evaluate_samples(model, samples, table, accelerator)
+    evaluated = time.process_time()
+    list(model.predict_rows({"words": row["words"]} for row in rows))
+    predicted = time.process_time()
+    return {
+        "seconds_per_step": (trained - start) / (steps.plan.total - first),
+        "evaluation": evaluated - trained,
+        "prediction": predicted - evaluated,
+    }
 
 
 def main() -> None:
@@ -91,17 +102,15 @@ def main() -> None:
         print(json.dumps(measured(json.loads(options.job))))
         return
     turns = in_turns(SIDES, {"rows": options.rows, "threads": options.threads}, options.repeats)
-    print("\n".join(report(turns, {"seconds_per_step": "s/step"}, baseline="names")))
-    pairs = zip(*(turns[side] for side in SIDES), strict=True)
-    ratios = [
-        (
-            both["seconds_per_step"] / (names["seconds_per_step"] + shapes["seconds_per_step"]),
-            names["seconds_per_step"] / single["seconds_per_step"],
-        )
-        for both, names, shapes, single in pairs
-    ]
-    for name, values in zip(("both / (names + shapes)", "names / one"), zip(*ratios, strict=True), strict=True):
-        print(f"{name}: {statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f})")
+    units = {"seconds_per_step": "s/step", "evaluation": "s", "prediction": "s"}
+    print("\n".join(report(turns, units, baseline="names")))
+    for figure in units:
+        shared, alone = [], []
+        for both, names, shapes, single in zip(*(turns[side] for side in SIDES), strict=True):
+            shared.append(both[figure] / (names[figure] + shapes[figure]))
+            alone.append(names[figure] / single[figure])
+        for name, values in (("both / (names + shapes)", shared), ("names / one", alone)):
+            print(f"{figure}, {name}: {statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f})")
     if options.json is not None:
         write_figures(options.json, turns)
 
