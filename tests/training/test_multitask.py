@@ -151,6 +151,34 @@ def test_loss_and_gradients_are_the_weighted_sum_of_single_models(base: Path, we
     assert all((sums[key] - gradients[key]).abs().max() <= 1e-12 * largest for key in sums)
 
 
+def test_gradients_of_seven_heads_are_the_sum_of_single_ones_where_rows_lack_labels(base: Path) -> None:
+    tasks: dict[str, dict[str, Any]] = {}
+    for number in range(7):
+        kind, label = (TOPIC, "label") if number % 2 else (SLOTS, "tags")
+        tasks[f"head{number}"] = {**kind, "columns": {label: f"label{number}"}, "weight": 0.5 + number}
+    rows = []
+    for place, row in enumerate(ROWS):
+        cells = {"text": row["text"], "words": row["words"]}
+        for number in range(7):
+            if (place + number) % 3:
+                cells[f"label{number}"] = row["topic"] if number % 2 else row["slots"]
+        rows.append(cells)
+    model = load(base, tasks).double()
+    losses, gradients = gradients_of(model, rows)
+    sums: dict[str, Tensor] = {}
+    for name, single in model.models.items():
+        ((column, label),) = single.columns.items()
+        labelled = [{**row, column: row[label]} for row in rows if label in row]
+        own_losses, own_gradients = gradients_of(single, labelled)
+        assert list(own_losses.values()) == pytest.approx([losses[f"{name}/loss"]], rel=1e-12)
+        for key, gradient in own_gradients.items():
+            shared = key.replace("head.", f"head.heads.{name}.") if key.startswith("head.") else key
+            sums[shared] = sums.get(shared, torch.zeros_like(gradient)) + gradient * tasks[name]["weight"]
+    assert sums.keys() == gradients.keys()
+    largest = max(gradient.abs().max() for gradient in sums.values())
+    assert all((sums[key] - gradients[key]).abs().max() <= 1e-12 * largest for key in sums)
+
+
 def test_the_encoder_reads_a_shared_row_once(base: Path) -> None:
     model, tokens = load(base), list[int]()
     model.encoder.register_forward_hook(lambda module, inputs, output: tokens.append(len(inputs[0])))
