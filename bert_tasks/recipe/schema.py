@@ -550,8 +550,6 @@ def import_name(name: str, label: str, *, example: str) -> Any:
 
 def load_task_class(name: str) -> type[Task]:
     """Returns the task class of a name. Raises RecipeError if there is none."""
-    if name in TASKS:
-        return TASKS[name]
     if ":" not in name:
         try:
             return named_task(name)
