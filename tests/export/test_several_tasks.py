@@ -130,6 +130,9 @@ def test_an_exported_folder_has_all_of_its_tasks(case: tuple[str, Path, MultiTas
     _, folder, _ = case
     with pytest.raises(UsageError, match=r"is exported with all of its tasks\. Remove .*task.*, or export this task"):
         predict(folder, ["a text"], task="slots")
+    slots = ExportedMultiTaskModel.from_pretrained(folder).models["slots"]
+    with pytest.raises(UsageError, match="exported with others is predicted with them"):
+        slots.predict("a text")
     damaged = copied(folder, tmp_path / "damaged")
     config = json.loads((damaged / "config.json").read_text())
     config["bert_tasks"]["settings"]["heads"]["topic"]["labels"] = ["low", "high"]

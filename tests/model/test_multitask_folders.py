@@ -512,6 +512,26 @@ def test_damaged_tasks_are_named(run: Path, tmp_path: Path, heads: Any, message:
         TaskModel.from_pretrained(folder, task=task)
 
 
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [({"max_length": 100_000}, "max_length = 100000, but the checkpoint has"), ({"labels": []}, "needs labels")],
+)
+def test_a_head_that_no_model_can_have_is_named(
+    run: Path, tmp_path: Path, changed: dict[str, Any], message: str
+) -> None:
+    folder = copied(run / "model", tmp_path / "damaged")
+    stored = json.loads((folder / "config.json").read_text())["bert_tasks"]
+    stored["settings"]["heads"]["intent"] |= changed
+    edit_config(folder, bert_tasks=stored)
+    with pytest.raises(CheckpointError, match=rf"damaged.*{message}"):
+        MultiTaskModel.from_pretrained(folder)
+
+
+def test_rows_are_not_evaluated_by_labels_that_nobody_named(base: Path) -> None:
+    with pytest.raises(UsageError, match="needs labels"):
+        evaluate(MultiTaskModel.from_pretrained(base, tasks=TASKS), ROWS)
+
+
 def test_a_folder_of_one_task_is_no_model_of_several(base: Path) -> None:
     with pytest.raises(CheckpointError, match="is no model of several tasks"):
         MultiTaskModel.from_pretrained(base)

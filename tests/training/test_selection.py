@@ -2,6 +2,8 @@
 
 import json
 import math
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -123,3 +125,21 @@ def test_a_state_without_values_comes_back_from_json() -> None:
     assert again.best == pytest.approx({"f1": math.nan, "accuracy": 0.5}, nan_ok=True)
     assert again.last == pytest.approx({"loss": math.nan}, nan_ok=True)
     assert again.add_evaluation({"f1": 0.1}, (-1e9, 1e9), tasks={"": TASK}, collapse=None)  # whatever comes is better
+
+
+@pytest.mark.parametrize(
+    "tuned", [{"temperature": 2.0}, {"fitted": 5}, {"fitted": {"topic": 5}}, {"fitted": {"other": {}}}]
+)
+def test_damaged_values_of_several_tasks_are_refused(tuned: dict[str, Any]) -> None:
+    tasks = {"topic": TASK, "slots": TAGGER}
+    stored = TrainerState(tasks=tasks).state_dict() | {"tuned": tuned}
+    with pytest.raises(ValueError, match="tuned has other"):
+        TrainerState(tasks=tasks).load_state_dict(stored)
+
+
+def test_values_of_several_tasks_come_back() -> None:
+    tasks = {"topic": replace(TASK, temperature=2.0), "slots": TAGGER}
+    stored = json.loads(json.dumps(TrainerState(tasks=tasks).state_dict()))
+    again = TrainerState(tasks={"topic": TASK, "slots": TAGGER})
+    again.load_state_dict(stored)
+    assert again.tasks == tasks
