@@ -7,7 +7,7 @@ Shape legend: N tokens of the batch, M tokens that one head's task reads, H hidd
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -47,7 +47,7 @@ def share(features: Sequence[Feature], names: Sequence[str], *, position_offset:
         batch = collate(features, position_offset=position_offset, pad_groups=pad_groups)
         rows, every = torch.arange(len(batch.input_ids)), tuple(range(len(features)))
         whole = HeadBatch(**vars(batch), rows=rows, numbers=every)
-        return PackedBatch(**{**vars(batch), "layout": SharedLayout(**vars(batch.layout), heads=(whole,))})
+        return replace(batch, layout=SharedLayout(**vars(batch.layout), heads=(whole,)))
     numbers: dict[tuple[Any, ...], int] = {}
     places = []  # the number of the sequence of each feature
     for feature in features:
@@ -68,7 +68,7 @@ def share(features: Sequence[Feature], names: Sequence[str], *, position_offset:
         in_row_order = torch.empty_like(moved).index_copy_(0, layout.caller_order, moved)
         rows = torch.arange(len(layout.sequence_of_row)) + in_row_order.repeat_interleave(layout.row_lengths)
         batches.append(HeadBatch(**vars(packed), rows=rows, numbers=members))
-    return PackedBatch(**{**vars(batch), "layout": SharedLayout(**vars(batch.layout), heads=tuple(batches))})
+    return replace(batch, layout=SharedLayout(**vars(batch.layout), heads=tuple(batches)))
 
 
 def features_of_head(
