@@ -249,8 +249,7 @@ def _score(name: str, model: TaskModel, outputs: "_Outputs", rows: Sequence[Row]
     predictions = outputs.decoded(name, task, model, rows)
     if tune:
         if Fitting.of(task).calibrates:
-            features, compact = outputs.of_head(name, task, rows)
-            task = Fitting.of(task).calibrate(compact, features, rows_of_head)
+            task = Fitting.of(task).calibrate(*outputs.of_head(name, task, rows))
         calibrated, task = task, Fitting.of(task).tune_on_validation(predictions, rows_of_head)
         if task != model.task:
             for key, value in model.task.metrics(predictions, rows_of_head).items():
@@ -279,25 +278,25 @@ class _Outputs:
 
     def of_head(
         self, name: str, task: Task, rows: Sequence[Row], first: int = 0, end: int | None = None
-    ) -> tuple[list[Feature], list[Tensor]]:
-        """Returns the features and compact logits of a head's labelled rows among the rows from first to end - 1."""
+    ) -> tuple[list[Tensor], list[Feature], list[Row]]:
+        """Returns the arguments of ``Task.decode`` for a head's labelled rows among the rows from first to end - 1."""
         end = len(rows) if end is None else end
-        numbers, _ = head_rows(rows[first:end], name, task.columns)
-        features = cast("list[Feature]", self.samples.decoded_rows(first, end))
+        numbers, rows_of_head = head_rows(rows[first:end], name, task.columns)
+        all_features = cast("list[Feature]", self.samples.decoded_rows(first, end))
         starts = self.samples.row_starts
-        return features_of_head(name, numbers, features, self.compact[starts[first] : starts[end]])
+        all_compact = self.compact[starts[first] : starts[end]]
+        features, compact = features_of_head(name, numbers, all_features, all_compact)
+        return compact, features, rows_of_head
 
     def decoded(self, name: str, task: Task, model: TaskModel, rows: Sequence[Row]) -> list[Prediction]:
         """Returns the predictions of a head's labelled rows, decoded in chunks of rows to save memory."""
         predictions: list[Prediction] = []
         for first in range(0, len(rows), DECODED_ROWS):
             end = min(first + DECODED_ROWS, len(rows))
-            features, compact = self.of_head(name, task, rows, first, end)
-            _, rows_of_head = head_rows(rows[first:end], name, task.columns)
-            if not rows_of_head:
-                continue
-            decoded = task.decode(compact, features, rows_of_head)
-            predictions += Rendering.of(task).with_texts(decoded, model.require_tokenizer())
+            compact, features, rows_of_head = self.of_head(name, task, rows, first, end)
+            if rows_of_head:
+                decoded = task.decode(compact, features, rows_of_head)
+                predictions += Rendering.of(task).with_texts(decoded, model.require_tokenizer())
         return predictions
 
 

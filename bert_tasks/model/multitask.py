@@ -108,7 +108,7 @@ class MultiTaskModel(EncoderWithHeads):
         """
         self._adopt_heads()
         for model in self._models.values():
-            model.tokenizer = self._tokenizer
+            model._tokenizer = self._tokenizer  # whose segments fit already
             model.origin, model.reading, model.load_report = self.origin, self.reading, self.load_report
         return self._models
 

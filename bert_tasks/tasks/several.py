@@ -1,7 +1,8 @@
 """Several tasks whose heads are on one encoder, as a recipe and a saved folder state them.
 
 Everywhere else the heads of a model are a mapping from names to what belongs to each, and a model of one task has the
-single name "". So nothing but a recipe, a folder and ``MultiTaskModel`` has to know whether there are several.
+single name "". Code therefore loops over the heads, however many there are. Only where one task has a form of its own,
+such as a metric without a name in front, does it ask for the name "".
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
