@@ -21,7 +21,8 @@ from pretrain_throughput import WEIGHTS, texts
 from result_files import write_results
 
 from bert_tasks import TaskModel, fit
-from bert_tasks.tasks.base import Feature, FeatureKeys
+from bert_tasks.outputs.features import Feature
+from bert_tasks.tasks.base import FeatureKeys
 from bert_tasks.training.files import environment
 
 ROWS, LENGTH, SEED = 16, 64, 0

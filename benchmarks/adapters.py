@@ -61,14 +61,14 @@ def train_steps(job: Job) -> Figures:
 
     torch.set_num_threads(job["threads"])
     sizes = {"hidden_size": job["width"], "num_hidden_layers": job["layers"], "intermediate_size": 4 * job["width"]}
-    task = SequenceClassification(labels=("no", "yes"), max_length=128)
+    task = SequenceClassification.of(labels=("no", "yes"), max_length=128)
     config = {"family": "bert", "num_attention_heads": job["width"] // 64, **sizes}
     model = TaskModel.from_config(config, task=task, tokenizer=EMBEDDED)
     chance, words = random.Random(0), [f"w{letter}" for letter in "abcdefghij"]
     rows = []
     for number in range(BATCH_SIZE * (job["steps"] + WARM_UP)):
         text = " ".join(chance.choices(words, k=chance.randint(*LENGTHS) // 2))  # each word is two tokens
-        rows.append({"text": text, "label": task.labels[number % 2]})
+        rows.append({"text": text, "label": task.output.labels[number % 2]})
     table, objective = RowTable.from_rows(rows, columns=task.columns), Supervised(model)
     optim = OptimSection(epochs=1, batch_size=BATCH_SIZE, **SIDES[job["side"]])
     if optim.lora_rank is not None:

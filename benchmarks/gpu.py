@@ -175,7 +175,7 @@ def _with_special_tokens() -> Any:
 
 def our_model(cell: Cell, device: torch.device) -> TaskModel:
     torch.manual_seed(0)
-    task = SequenceClassification(labels=LABELS, max_length=cell.max_length)
+    task = SequenceClassification.of(labels=LABELS, max_length=cell.max_length)
     with device:
         return TaskModel(cell.config.to_dict(), task, tokenizer=word_tokenizer()).to(device)
 

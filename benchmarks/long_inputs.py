@@ -32,8 +32,8 @@ from transformers import (
 )
 
 from bert_tasks import TaskModel
+from bert_tasks.outputs.features import Feature
 from bert_tasks.tasks import SequenceClassification
-from bert_tasks.tasks.base import Feature
 from bert_tasks.training.files import environment
 
 SIDES = ("bert_tasks", "transformers")
@@ -60,7 +60,7 @@ def save_model(folder: Path, *, layers: int, width: int, tokens: int) -> None:
 
 
 def runner_of_ours(folder: Path, tokens: int) -> Callable[[list[int]], torch.Tensor]:
-    model = TaskModel.from_pretrained(folder, task=SequenceClassification(labels=LABELS, max_length=tokens))
+    model = TaskModel.from_pretrained(folder, task=SequenceClassification.of(labels=LABELS, max_length=tokens))
 
     def run(ids: list[int]) -> torch.Tensor:
         logits: torch.Tensor = model.batch_logits([Feature(row=0, input_ids=ids, token_type_ids=[0] * len(ids))])[1]

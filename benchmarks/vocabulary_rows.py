@@ -71,7 +71,7 @@ def rows_of(data: Path, count: int) -> list[dict[str, Any]]:
     from bert_tasks.tasks import TokenClassification
 
     table = load_table(
-        data / "conll2003" / "train.txt", TokenClassification().columns, reading=ReadOptions(format="conll")
+        data / "conll2003" / "train.txt", TokenClassification.of().columns, reading=ReadOptions(format="conll")
     )
     indices = range(0, len(table), max(1, len(table) // count))[:count]
     return [{"words": row["words"], "tags": row["tags"]} for row in (table[i] for i in indices)]

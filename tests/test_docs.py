@@ -167,7 +167,7 @@ def keys() -> dict[str, set[str]]:
     sections = {"model": "ModelSection", "data": "DataSpec", "optim": "OptimSection", "run": "RunSection"}
     sections |= {"teacher": "TeacherSection", "folds": "FoldsSection"}
     names = {name: set(schema["$defs"][definition]["properties"]) for name, definition in sections.items()}
-    settings = {field.name for task in TASKS.values() for field in dataclasses.fields(task)}
+    settings = {name for task in TASKS.values() for name in task.settings_by_name()}
     names["search"] = names["optim"] | set(schema["$defs"]["SearchSection"]["properties"])
     return {**names, "settings": settings, "task": set()}
 

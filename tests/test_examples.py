@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 import bert_tasks
 from bert_tasks import Encoder, TaskModel, load_recipe, train
 from bert_tasks.recipe.check import prepare
-from bert_tasks.tasks.shared.windows import WindowRules, split_words
+from bert_tasks.tasks.windows.words import WindowRules, split_words
 from support import reference
 from support.small_checkpoints import save_checkpoint
 

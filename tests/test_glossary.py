@@ -48,7 +48,7 @@ NAMES = {
     "run_facts": "run_metadata",
     "set_aside": "train_validation_split",
     "shaped": "padded_inputs",
-    "summarize": "compact_logits",
+    "summarize": "compact",
     "take_over": "load_state",
 }
 # Phrases in messages, docstrings and documents -> plain English.

@@ -41,7 +41,7 @@ def make_run(tmp_path_factory: pytest.TempPathFactory, wordpiece_tokenizer: PreT
         labels = tuple(named_format(RUNS[name]).label_names.values())
         task = "sequence-classification" if name == "CoLA" else "pair-classification"
         settings = {"labels": labels} if labels else {"problem_type": "regression"}
-        model = TaskModel.from_pretrained(folder / "base", task=TASKS[task](max_length=32, **settings))
+        model = TaskModel.from_pretrained(folder / "base", task=TASKS[task].of(max_length=32, **settings))
         run.mkdir(parents=True)
         model.save_pretrained(run / "model")
         (run / "metrics.json").write_text("{}")

@@ -17,11 +17,11 @@ from support.walks import WALKS, Walk, follow
 SLACK = 1.03
 
 LIMITS = {
-    "train": Walk(functions=534, files=85, lines=2753),
-    "row": Walk(functions=299, files=46, lines=1337),
-    "predict": Walk(functions=411, files=70, lines=2128),
-    "model.predict": Walk(functions=138, files=28, lines=613),
-    "load": Walk(functions=151, files=35, lines=844),
+    "train": Walk(functions=552, files=91, lines=2811),
+    "row": Walk(functions=320, files=53, lines=1418),
+    "predict": Walk(functions=421, files=75, lines=2172),
+    "model.predict": Walk(functions=136, files=29, lines=602),
+    "load": Walk(functions=159, files=41, lines=889),
 }
 COMPREHENSIONS = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
@@ -106,18 +106,18 @@ def untyped_names(source: Source) -> int:
 
 # What is counted -> how often it may stand in the package.
 COUNTS: dict[Callable[[Source], int], int] = {
-    statements: 26975,
-    classes: 442,
-    conditionals: 1435,
-    comprehensions: 2400,
-    folding_calls: 288,
-    hidden_conditionals: 252,
-    nested_comprehensions: 186,
+    statements: 29009,
+    classes: 414,
+    conditionals: 1337,
+    comprehensions: 2338,
+    folding_calls: 283,
+    hidden_conditionals: 204,
+    nested_comprehensions: 136,
     late_imports: 34,
-    untyped_names: 1044,
+    untyped_names: 1057,
 }
 # What is counted for 1,000 statements, because a larger package may have more of it.
-DENSITIES: dict[Callable[[Source], int], float] = {conditionals: 52.8, comprehensions: 88.1}
+DENSITIES: dict[Callable[[Source], int], float] = {conditionals: 46.1, comprehensions: 80.6}
 
 
 @cache

@@ -397,7 +397,7 @@ def export(
 
 @app.command("report")
 @shared_options(reading=read_options)
-def report(
+def report_on_runs(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.")],
     reading: "ReadOptions",
     output: Annotated[

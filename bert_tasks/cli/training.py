@@ -200,9 +200,9 @@ def _print_runs(
 
 def _head_note(tasks: "Mapping[str, Task] | None") -> list[str]:
     """Returns a note on a saved model whose head transformers lacks, as it lacks the heads of several tasks."""
-    from bert_tasks.tasks.shared.hf_config import NO_HF_HEAD, HFConfig
+    from bert_tasks.outputs.hf_config import NO_HF_HEAD
 
-    if tasks is None or ("" in tasks and HFConfig.of(tasks[""]).has_head):
+    if tasks is None or ("" in tasks and tasks[""].has_hf_head):
         return []
     return [f"note: {NO_HF_HEAD}"]
 

@@ -120,6 +120,9 @@ class SequenceHead(Head):
 
     It reads the first token, or as ``HeadConfig.pooling`` says. In BERT and ALBERT ``dense`` is the pooler of the base
     model. In the other families it belongs to the classifier. UltraBERT has no such layer.
+
+    Example:
+        >>> SequenceHead(model.config, 3)
     """
 
     def __init__(self, config: EncoderConfig, num_labels: int) -> None:

@@ -148,7 +148,7 @@ class PackedBatch(_Movable):
         windows: Number of sequences of each row, in the caller's order. The windows of a long text are neighbours.
         labels: Labels of all sequences one after another, float64. Empty without labels.
         label_counts: Number of ``labels`` of each sequence.
-        fields: Further numbers that a task's loss reads, by name, of all sequences one after another, float64.
+        fields: Further numbers that the loss reads, by name, of all sequences one after another, float64.
     """
 
     input_ids: Tensor

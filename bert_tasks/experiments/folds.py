@@ -22,10 +22,9 @@ from bert_tasks.experiments.group import RunGroup, format_table
 from bert_tasks.inference import evaluate_data
 from bert_tasks.inference.output import INPUT
 from bert_tasks.metrics.tables import format_number, split_key
+from bert_tasks.outputs.prediction import Prediction
 from bert_tasks.recipe.schema import Recipe, load_recipe
-from bert_tasks.tasks.base import Prediction, Task
-from bert_tasks.tasks.shared.fitting import Fitting
-from bert_tasks.tasks.shared.report import Report
+from bert_tasks.tasks.base import Task
 from bert_tasks.training import files as outputs
 from bert_tasks.training.evaluation import metric_metadata
 from bert_tasks.training.run import DryRun, dry_run, run_recipe
@@ -89,7 +88,7 @@ class FoldsResult:
     @property
     def metrics(self) -> dict[str, FoldMetric]:
         """Every metric over all rows and over the folds."""
-        overall = self.task.metrics(self.predictions, self.rows)
+        overall = self.task.output.metrics(self.predictions, self.rows)
         metrics = {}
         for name in dict.fromkeys([*overall, *(name for run in self.runs for name in run.metrics)]):
             values = [run.metrics.get(name, math.nan) for run in self.runs]
@@ -144,7 +143,7 @@ class FoldsResult:
             rows.append((str(run.fold), str(run.rows), format_number(run.metrics.get(self.metric)), steps, state))
         metrics = self.metrics
         overall = {name: metric.out_of_fold for name, metric in metrics.items() if metric.out_of_fold is not None}
-        shown = Report.of(self.task).table(overall).overall
+        shown = self.task.output.metric_table(overall).overall
         table: list[tuple[str, ...]] = [("metric", "all rows", "mean", "std")]
         for name, metric in metrics.items():
             if name in shown or name not in overall:
@@ -201,12 +200,12 @@ def train_folds(recipe: Recipe | str | Path, *, overwrite: bool = False, progres
             collapse=evaluation.collapse,
         )
         runs.append(run)
-    task, sets = Fitting.of(trainer.model.one_task().task).drop_fitted_values(), result.validation_sets
+    task, sets = trainer.model.one_task().task.without_fitted_values(), result.validation_sets
     _, metric = split_key(metric_metadata({"": task}, loaded.run, sets)["best"], sets)
     rows, folds, predictions = out_of_fold(parts)
     compared = FoldsResult(
         output_dir=group.folder,
-        metric=metric if metric in runs[0].metrics else task.primary_metric,
+        metric=metric if metric in runs[0].metrics else task.output.primary_metric,
         summary=trainer.splits.division,
         runs=tuple(runs),
         rows=rows,

@@ -37,11 +37,11 @@ from bert_tasks.model.inputs import Data, load_table, load_trained, reading_for_
 from bert_tasks.model.multitask import AnyModel
 from bert_tasks.model.shared_heads import SharedOutput
 from bert_tasks.model.task_model import TaskModel
+from bert_tasks.outputs.features import Feature
+from bert_tasks.outputs.prediction import Prediction
 from bert_tasks.storage import check_new_folder, check_path, check_writable, new_folder, sha256, weights_write_error
-from bert_tasks.tasks.base import Feature, Prediction, Task
+from bert_tasks.tasks.base import Task
 from bert_tasks.tasks.embedding import Embedding
-from bert_tasks.tasks.shared.hf_config import HFConfig
-from bert_tasks.tasks.shared.report import Report
 from bert_tasks.variables import disable_telemetry
 
 ExportFormat = Literal["onnx", "int8", "transformers"]
@@ -193,12 +193,12 @@ def _encoder(model: AnyModel | str | Path, to: str, loading: Mapping[str, Any]) 
 def _export_weights(model: AnyModel, target: Path) -> Export:
     """Saves a model whose head transformers has."""
     task = model.one_task().task
-    if not HFConfig.of(task).has_head:
+    if not task.has_hf_head:
         raise UsageError(f"transformers lacks the head of this {task.name}. Use the folder with bert_tasks")
     with new_folder(target, suffix=_HIDDEN) as folder:
         model.save_pretrained(folder)
     architecture = model.saved_config()["architectures"][0]
-    record = {"to": "transformers", "architecture": architecture, "labels": len(task.labels)}
+    record = {"to": "transformers", "architecture": architecture, "labels": len(task.output.labels)}
     return Export(folder=target, record=record)
 
 
@@ -355,10 +355,10 @@ def _predictions(
 def _agreements(
     model: AnyModel, expected: Mapping[str, Sequence[Prediction]], actual: Mapping[str, Sequence[Prediction]]
 ) -> list[bool]:
-    """Returns whether the decisions of all heads are the same. See ``Report.same``."""
+    """Returns whether the decisions of all heads are the same. See ``Output.agreements``."""
     agreements: list[bool] = []
     for name, task in model.tasks.items():
-        agreements += Report.of(task).same(expected[name], actual[name])
+        agreements += task.output.agreements(expected[name], actual[name])
     return agreements
 
 

@@ -39,8 +39,6 @@ from bert_tasks.model.precision import DType, check_dtype, default_device, logit
 from bert_tasks.storage import sha256_json
 from bert_tasks.tasks.base import Task
 from bert_tasks.tasks.several import choose_one, row_columns
-from bert_tasks.tasks.shared.rendering import Rendering
-from bert_tasks.tasks.shared.windows import Windows
 
 ERROR = "error"  # the column that says why a row could not be predicted
 UNTYPED = "prediction"  # the column of JSON of a task that does not say what its predictions hold
@@ -102,7 +100,7 @@ def batch_predictor(
     reading = ReadOptions(columns=None if columns is None else dict(columns))
     heads = trained_tasks(model, task=task, settings=settings, revision=revision, reading=reading)
     tasks, columns_read = {name: head.task for name, head in heads.items()}, row_columns(heads)
-    in_context = [each.name for each in tasks.values() if Windows.of(each).needs_document_context]
+    in_context = [each.name for each in tasks.values() if each.needs_document]
     if in_context:
         raise UsageError(
             f"{model}: {in_context[0]} with these settings reads the rows around each row, which may be in another "
@@ -308,8 +306,8 @@ def prediction_schema(tasks: Mapping[str, Task], *, with_error: bool = False) ->
     try:
         fields = []
         for name, task in tasks.items():
-            for field, (hint, labels) in Rendering.of(task).column_types.items():
-                fields.append(pyarrow.field(written_name(name, field), _arrow_type(hint, labels)))
+            for field, hint in task.output.column_types().items():
+                fields.append(pyarrow.field(written_name(name, field), _arrow_type(hint, task.output.labels)))
     except TypeError:
         fields = [pyarrow.field(UNTYPED, pyarrow.string())]
     return pyarrow.schema([*fields, *([pyarrow.field(ERROR, pyarrow.string())] if with_error else [])])

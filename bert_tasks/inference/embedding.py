@@ -14,7 +14,7 @@ from bert_tasks.model.encoder import Encoder
 from bert_tasks.model.hf_names import hf_hint
 from bert_tasks.model.inputs import Data
 from bert_tasks.model.precision import DType
-from bert_tasks.model.pretrained import typed_fields
+from bert_tasks.model.pretrained import typed_settings
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks.embedding import Embedding, EmbeddingPooling, EmbeddingPrediction
 
@@ -34,7 +34,7 @@ def load_embedder(
     unknown = next((name for name in options if name not in SETTINGS), None)
     if unknown is not None:
         raise UsageError(f"{Embedding.name} has no setting {unknown!r}{hf_hint(unknown, SETTINGS)}")
-    return Encoder.from_pretrained(model, revision=revision).embedding_model(**typed_fields(Embedding, options))
+    return Encoder.from_pretrained(model, revision=revision).embedding_model(**typed_settings(Embedding, options))
 
 
 def embed_file(
@@ -91,7 +91,7 @@ def _notes(encoder: Encoder, task: Embedding, pooling: EmbeddingPooling | None) 
     """Returns the computation and its differences from sentence-transformers files."""
     settings, layers = encoder.sentence_settings, len(encoder.encoder.layer_order)
     source = f" ({settings.source})" if pooling is None and settings is not None else ""
-    norm = "length 1" if task.normalize else "not normalised"
+    norm = "length 1" if task.output.normalize else "not normalised"
     where = {layers: "", 0: " of the embeddings"}.get(task.depth, f" of layer {task.depth} of {layers}")
     notes = [
         f"{task.pooling} pooling{source}{where}, {encoder.config.hidden_size} numbers, {norm}, "

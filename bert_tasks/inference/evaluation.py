@@ -6,7 +6,7 @@ digits do not depend on the number of processes.
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise, takewhile
 from pathlib import Path
@@ -39,16 +39,15 @@ from bert_tasks.model.precision import DType, logits_of
 from bert_tasks.model.replaced_tokens import replaced_token_output
 from bert_tasks.model.shared_heads import features_of_head
 from bert_tasks.model.task_model import TaskModel
+from bert_tasks.outputs.calibration import ECE
+from bert_tasks.outputs.features import Feature
+from bert_tasks.outputs.prediction import Prediction
 from bert_tasks.storage import sha256
-from bert_tasks.tasks.base import Feature, FeatureKeys, Prediction, Task, is_dynamic
-from bert_tasks.tasks.shared.calibration import ECE
-from bert_tasks.tasks.shared.fitting import Fitting
-from bert_tasks.tasks.shared.rendering import Rendering
-from bert_tasks.tasks.shared.report import Report
+from bert_tasks.tasks.base import FeatureKeys, Task, is_dynamic
 
 _log = logging.getLogger("bert_tasks")
 
-DECODED_ROWS = 1000  # rows per call of ``Task.decode``
+DECODED_ROWS = 1000  # rows per call of ``Output.decode``
 _HASHED_FEATURES = 1000  # features that are read at a time to be hashed
 # Used instead of the run's seed, so that two evaluations and two models see the same masks.
 EVALUATION_SEED = 0
@@ -61,7 +60,7 @@ class Score:
     metrics: dict[str, float]
     predictions: list[Prediction]
     task: Task  # with the thresholds and the temperature that were fitted, if any were
-    collapse: str | None = None  # see ``Report.collapse``
+    collapse: str | None = None  # see ``Output.degeneracy``
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +177,7 @@ def evaluated_predictions(model: AnyModel, table: RowTable) -> dict[str, list[Pr
 def _forward_fn(model: AnyModel, dtype: DType) -> ForwardFn:
     """Runs the model on a prepared batch, with the run's generator if there is one."""
     forward_fn = logits_of(model, dtype)
-    if all(Fitting.of(task).generator() is None for task in model.tasks.values()):
+    if all(task.generator() is None for task in model.tasks.values()):
         return forward_fn
     if model.origin is None or model.origin.commit is not None:
         where = "which is not known for this model"
@@ -248,17 +247,19 @@ def _score(name: str, model: TaskModel, outputs: "_Outputs", rows: Sequence[Row]
         return None
     predictions = outputs.decoded(name, task, model, rows)
     if tune:
-        if Fitting.of(task).calibrates:
-            task = Fitting.of(task).calibrate(*outputs.of_head(name, task, rows))
-        calibrated, task = task, Fitting.of(task).tune_on_validation(predictions, rows_of_head)
+        output = task.output
+        if output.calibrates:
+            output = output.calibrate(*outputs.of_head(name, task, rows))
+        calibrated = replace(task, output=output)
+        task = replace(task, output=output.tune(predictions, rows_of_head))
         if task != model.task:
-            for key, value in model.task.metrics(predictions, rows_of_head).items():
-                is_changed = key.rpartition(".")[2] == ECE or (key == task.primary_metric and task != calibrated)
+            for key, value in model.task.output.metrics(predictions, rows_of_head).items():
+                is_changed = key.rpartition(".")[2] == ECE or (key == task.output.primary_metric and task != calibrated)
                 if is_changed:
                     untuned_metrics[untuned(key)] = value
             predictions = outputs.decoded(name, task, model, rows)
-    metrics = merged(task.metrics(predictions, rows_of_head), untuned_metrics)
-    collapse = Report.of(task).collapse(predictions, rows_of_head)
+    metrics = merged(task.output.metrics(predictions, rows_of_head), untuned_metrics)
+    collapse = task.output.degeneracy(predictions, rows_of_head)
     return Score(metrics=metrics, predictions=predictions, task=task, collapse=collapse)
 
 
@@ -279,7 +280,7 @@ class _Outputs:
     def of_head(
         self, name: str, task: Task, rows: Sequence[Row], first: int = 0, end: int | None = None
     ) -> tuple[list[Tensor], list[Feature], list[Row]]:
-        """Returns the arguments of ``Task.decode`` for a head's labelled rows among the rows from first to end - 1."""
+        """Returns the arguments of ``Output.decode`` for a head's labelled rows from first to end - 1."""
         end = len(rows) if end is None else end
         numbers, rows_of_head = head_rows(rows[first:end], name, task.columns)
         all_features = cast("list[Feature]", self.samples.decoded_rows(first, end))
@@ -295,8 +296,7 @@ class _Outputs:
             end = min(first + DECODED_ROWS, len(rows))
             compact, features, rows_of_head = self.of_head(name, task, rows, first, end)
             if rows_of_head:
-                decoded = task.decode(compact, features, rows_of_head)
-                predictions += Rendering.of(task).with_texts(decoded, model.require_tokenizer())
+                predictions += task.output.decode(compact, features, rows_of_head, model.require_tokenizer())
         return predictions
 
 

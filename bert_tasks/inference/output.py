@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Container, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import combinations, islice
 from pathlib import Path
 from types import MappingProxyType
@@ -42,6 +42,7 @@ from bert_tasks.data.writers import (
 from bert_tasks.errors import ClosedPipeError, DataError, UsageError, argument
 from bert_tasks.model.inputs import Data
 from bert_tasks.model.multitask import AnyModel
+from bert_tasks.outputs.prediction import Prediction, float_list
 from bert_tasks.storage import (
     atomic_path,
     check_path,
@@ -52,9 +53,7 @@ from bert_tasks.storage import (
     sha256_json,
 )
 from bert_tasks.tasks import TASKS
-from bert_tasks.tasks.base import Prediction, Task, float_list
-from bert_tasks.tasks.shared.fitting import Fitting
-from bert_tasks.tasks.shared.rendering import Rendering
+from bert_tasks.tasks.base import Task
 
 LINE = "line"
 Progress = Callable[[int, int | None], None]  # called with the number of completed rows and, if known, of all rows
@@ -199,7 +198,7 @@ class OutputDestination:
         self, output: str | Path | IO[bytes], data: Data, writing: WriteOptions, task: type[Task] | None
     ) -> None:
         check_row_options(writing.keep_columns, writing.on_error)
-        forms = FORMS if task is None else Rendering.of(task).row_formats
+        forms = FORMS if task is None else task.outputs[0].row_formats
         if writing.format is not None and writing.format not in forms:
             raise UsageError(f"there is no output format {writing.format!r}. Choose one of {', '.join(forms)}")
         for path, error in ((output, UsageError), (writing.rejects, UsageError), (data, DataError)):
@@ -214,7 +213,7 @@ class OutputDestination:
             self.path = _linked_file(Path(output))
             if writing.format is None:
                 tasks = [*(TASKS.values() if forms == FORMS else ()), *([] if task is None else [task])]
-                of_tasks = sorted({extension for cls in tasks for extension in Rendering.of(cls).file_formats})
+                of_tasks = sorted(set().union(*map(file_extensions, tasks)))
                 extensions, suffix = [*(f".{form}" for form in forms), *of_tasks], Path(output).suffix
                 if suffix not in extensions:
                     choice = f"{', '.join(extensions[:-1])} or {extensions[-1]}"
@@ -255,14 +254,13 @@ class OutputDestination:
         if self.path is None or not self.rendered:
             return
         task = model.one_task().task
-        rendering = Rendering.of(task)
-        forms = ", ".join(f".{form}" for form in rendering.row_formats)
-        if self.form not in rendering.file_formats:
+        forms = ", ".join(f".{form}" for form in task.output.row_formats)
+        if self.form not in task.output.files:
             raise UsageError(f"{self.path}: {task.name} has no output format {self.form!r}. Use {forms}")
         for content, asked in (("logits", self._writing.logits), ("explanations", self._writing.explain)):
             if asked:
                 raise UsageError(f"{self.path}: {self.form} has no place for {content}. Use {forms}")
-        for name in filter(None, rendering.render(self.form, [], [])):
+        for name in filter(None, task.output.files[self.form].render(task.output, self.form, [], [])):
             self._check_apart(f"{name} of the output", sibling_output(self.path, name))
 
     def _check_apart(self, label: str, path: Path | None) -> None:
@@ -276,6 +274,11 @@ class OutputDestination:
             both_exist = first.exists() and second.exists()
             if os.path.samefile(first, second) if both_exist else os.path.realpath(first) == os.path.realpath(second):
                 raise UsageError(f"{first} is both {other} and {name}. Choose another name for the output")
+
+
+def file_extensions(task: type[Task]) -> set[str]:
+    """Returns the extensions of the files that the outputs of a task have beside the usual formats."""
+    return set().union(*(output.files for output in task.outputs))
 
 
 def _linked_file(path: Path) -> Path:
@@ -345,7 +348,7 @@ def written_columns(
     """Returns the predictions of the heads for a row as the columns of files and batches."""
     columns: dict[str, Any] = {}
     for name, prediction in predictions.items():
-        content = Rendering.of(tasks[name]).columns_of(prediction.to_json(encode_vector=encode_vector))
+        content = prediction.to_json(encode_vector=encode_vector)
         columns |= {written_name(name, key): value for key, value in content.items()}
     return columns
 
@@ -353,7 +356,7 @@ def written_columns(
 def reserved_columns(tasks: Mapping[str, Task]) -> frozenset[str]:
     """Returns all columns that the predictions of the heads can have, including columns on request."""
     return frozenset(
-        written_name(name, key) for name, task in tasks.items() for key in Rendering.of(task).reserved_names
+        written_name(name, field.name) for name, task in tasks.items() for field in fields(task.output.prediction)
     )
 
 
@@ -367,8 +370,8 @@ def model_fingerprint(model: AnyModel) -> str:
     weights = [tensors_digest(model.state_dict()), getattr(model, "graph_sha256", None)]
     about = []
     for name, task in model.tasks.items():
-        fitting, task_class = Fitting.of(task), f"{type(task).__module__}:{type(task).__qualname__}"
-        about.append([name, task_class, task.labels, fitting.settings(), fitting.values()])
+        task_class = f"{type(task).__module__}:{type(task).__qualname__}"
+        about.append([name, task_class, task.output.labels, task.settings(), task.fitted_values()])
     return sha256_json(weights, about, model.hf_config, tokenizer_content(model.require_tokenizer()))
 
 

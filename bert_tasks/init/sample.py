@@ -18,7 +18,7 @@ from bert_tasks.data.records import TEXT, Record, RowLines, is_encodable, open_t
 from bert_tasks.errors import DataError
 from bert_tasks.init.encodings import shown_encoding
 from bert_tasks.init.remedies import doubtful_table, object_remedy, pandas_call, remedy, words_remedy
-from bert_tasks.tasks.shared.detection import LABEL_NAMES
+from bert_tasks.tasks.detection.base import LABEL_NAMES
 
 _MOST_ROWS = 20_000
 _LONGEST_HEADER = 5  # words

@@ -1,8 +1,8 @@
 """Metrics under the keys that a run records, and as tables for people.
 
 A key joins the names of a validation set and of a metric, and no metric is recorded over another. The table has a row
-for each class. The task decides which metrics belong to a class, and which repeat another (``Report.table``). This
-module must not know metrics other than the two that evaluation itself adds.
+for each class. An output decides which metrics belong to a class, and which repeat another (``Output.metric_table``).
+This module must not know metrics other than the two that evaluation itself adds.
 
 A run with one unnamed set records ``accuracy``. A run with the sets dev and dev_strict records ``dev/accuracy`` and
 ``dev_strict/accuracy``. A set's name holds no "/", so the first "/" in a key ends it, whatever labels are called.

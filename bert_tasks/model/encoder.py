@@ -180,7 +180,7 @@ class Encoder(PretrainedModule):
         if settings is not None and settings.max_length is not None:
             lengths = [settings.max_length]
         try:
-            task = Embedding(
+            task = Embedding.of(
                 pooling=default_pooling if pooling is None else pooling,
                 normalize=normalize,
                 depth=layer % states,

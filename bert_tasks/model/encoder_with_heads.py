@@ -41,9 +41,10 @@ from bert_tasks.model.label_order import with_label_order
 from bert_tasks.model.pretrained import CheckpointFolder
 from bert_tasks.model.pretrained_module import PaddedInputs, PretrainedModule, padded_inputs
 from bert_tasks.model.shared_heads import features_of_head
-from bert_tasks.tasks.base import Feature, FeatureKeys, LossTerm, Prediction, Task
-from bert_tasks.tasks.shared.rendering import Rendering
-from bert_tasks.tasks.shared.windows import Windows
+from bert_tasks.outputs.base import LossTerm
+from bert_tasks.outputs.features import Feature
+from bert_tasks.outputs.prediction import Prediction
+from bert_tasks.tasks.base import FeatureKeys, Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -189,20 +190,20 @@ class EncoderWithHeads(PretrainedModule, ABC):
         """Packs features into a batch."""
 
     def copies(self, feature: Feature, tokenizer: "PreTrainedTokenizerBase") -> Iterable[Feature]:
-        """Returns what the model reads to predict for a feature. See ``Windows.copies``."""
+        """Returns what the model reads to predict for a feature. See ``Task.copies``."""
         return (feature,)
 
     @abstractmethod
     def counts(self, features: Sequence[Feature]) -> dict[str, float]:
-        """Returns the count of each loss term. See ``Task.counts``."""
+        """Returns the count of each loss term. See ``Output.counts``."""
 
     @abstractmethod
     def loss(self, logits: Any, batch: PackedBatch) -> tuple[LossTerm, ...]:
-        """Returns the loss terms of all heads. See ``Task.loss``."""
+        """Returns the loss terms of all heads. See ``Output.loss``."""
 
     @abstractmethod
     def reduce(self, batch: PackedBatch, logits: Any, features: Sequence[Feature]) -> tuple[Tensor, ...]:
-        """Returns the result of ``Task.compact_logits`` for each feature, on the CPU."""
+        """Returns the result of ``Output.compact`` for each feature, on the CPU."""
 
     @abstractmethod
     def predict_by_head(
@@ -240,19 +241,18 @@ class EncoderWithHeads(PretrainedModule, ABC):
     @property
     def needs_document_context(self) -> bool:
         """True if the features of a row depend on the rows around it."""
-        return any(Windows.of(task).needs_document_context for task in self.tasks.values())
+        return any(task.needs_document for task in self.tasks.values())
 
     @property
     def libraries(self) -> tuple[str, ...]:
         """The libraries on whose versions the features depend."""
-        return tuple(library for task in self.tasks.values() for library in Windows.of(task).libraries)
+        return tuple(library for task in self.tasks.values() for library in task.libraries)
 
     def chunk_rows(self, *, explain: bool) -> int | None:
         """Number of rows to predict together. None if a row's features depend on others."""
-        windows = [Windows.of(task) for task in self.tasks.values()]
-        if any(each.needs_document_context for each in windows):
+        if self.needs_document_context:
             return None
-        per_row = max(each.per_row for each in windows)
+        per_row = max(task.windows_per_row for task in self.tasks.values())
         return max(1, (EXPLAINED_ROWS if explain else CHUNK_ROWS) // per_row)
 
     def given_rows(self, inputs: Inputs) -> Iterable[Row]:
@@ -299,10 +299,9 @@ class EncoderWithHeads(PretrainedModule, ABC):
         for name, task in tasks.items():
             cells = input_rows(rows, name)
             of_head, windows = features_of_head(name, list(cells), features, compact)
-            decoded = task.decode(windows, of_head, list(cells.values()))
-            texts = Rendering.of(task).with_texts(decoded, tokenizer)
+            decoded = task.output.decode(windows, of_head, list(cells.values()), tokenizer)
             predictions: list[Prediction | None] = [None] * len(rows)
-            for number, prediction in zip(cells, texts, strict=True):
+            for number, prediction in zip(cells, decoded, strict=True):
                 predictions[number] = prediction
             by_head[name] = predictions
         return by_head
@@ -427,8 +426,8 @@ class EncoderWithHeads(PretrainedModule, ABC):
         state, names, head_kind = self.state_dict(), self._hf_names(), self.head_kind
         if unknown := sorted(names.keys() - state.keys()):
             raise UsageError(
-                f"{self.task_name}: HFConfig.head is {head_kind!r}, but the head has no "
-                f"{first_few(unknown, 3)}. Set HFConfig.head to None for a head that transformers lacks"
+                f"{self.task_name}: Task.head_kind is {head_kind!r}, but the head has no {first_few(unknown, 3)}. Set "
+                "head_kind of the task or of its output to None for a head that transformers lacks"
             )
         if folder.head_name is not None:  # the heads of several tasks are in task_head.safetensors
             names = {key: hf_names for key, hf_names in names.items() if not key.startswith("head.")}

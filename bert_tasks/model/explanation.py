@@ -1,10 +1,10 @@
 """Integrated gradients, the contributions of each token of a row to a logit.
 
-For tasks that are ``Explainable``. Gradients are summed along a straight line between word embeddings, from a baseline
-to the row (Sundararajan, Taly and Yan 2017, "Axiomatic Attribution for Deep Networks", equation 1). The baseline is the
-row with padding tokens instead of all but the special tokens, as in Captum's tutorial on BERT (pytorch/captum,
-Bert_SQUAD_Interpret). Contributions add up to the difference between the logits of row and baseline (completeness), but
-for the error of the sum. The number of points of a path is doubled until this error is small.
+For outputs that say which logits are explained. Gradients are summed along a straight line between word embeddings,
+from a baseline to the row (Sundararajan, Taly and Yan 2017, "Axiomatic Attribution for Deep Networks", equation 1). The
+baseline is the row with padding tokens instead of all but the special tokens, as in Captum's tutorial on BERT
+(pytorch/captum, Bert_SQUAD_Interpret). Contributions add up to the difference between the logits of row and baseline
+(completeness), but for the error of the sum. The number of points of a path is doubled until this error is small.
 
 Shape legend: N tokens of a batch, T tokens of a window, E width of the word embeddings, B sequences, K terms of logits.
 """
@@ -26,15 +26,15 @@ from bert_tasks.encoder.heads import Head
 from bert_tasks.encoder.packing import PackedBatch, pack
 from bert_tasks.errors import UsageError
 from bert_tasks.model.pretrained_module import PretrainedModule, finite
-from bert_tasks.tasks.base import Feature, Task
-from bert_tasks.tasks.shared.explanation import (
+from bert_tasks.outputs.explanation import (
     TOLERANCE,
-    Explainable,
     ExplainedLogit,
     Explanation,
     TokenSpans,
     word_contributions,
 )
+from bert_tasks.outputs.features import Feature
+from bert_tasks.tasks.base import Task
 
 FEWEST_STEPS, MOST_STEPS = 16, 512
 BATCH_TOKENS = 2048  # whose activations of all layers are kept for the backward pass
@@ -48,26 +48,21 @@ class _Window:
     """A feature that has a part in a logit."""
 
     feature: Feature
-    spans: Sequence[Any]  # a span for each token (``Explainable.token_spans``)
+    spans: Sequence[Any]  # a span for each token (``Task.token_spans``)
     baseline_ids: Sequence[int]
     terms: Sequence[tuple[int, float]]  # position among the window's logits, and weight
     contributions: Tensor  # [T] float64
 
 
-def explainable_task(model: PretrainedModule, task: Task, dtype: str = "float32") -> Explainable:
-    """Returns the task, if the predictions of the model can be explained.
+def check_explainable(model: PretrainedModule, task: Task, dtype: str = "float32") -> None:
+    """Checks that the predictions of a model can be explained.
 
     Raises:
-        UsageError: its task, its form or its precision has no explanations.
+        UsageError: Its task, its form or its precision has no explanations.
     """
-    if not Explainable.has(task):
-        raise UsageError(
-            f"{task.name} has no explanations. They are for tasks that predict a label, number, choice, answer or "
-            "entities for a row. Predict without them"
-        )
-    explainable = Explainable.of(task)
-    if explainable.no_explanations_reason is not None:
-        raise UsageError(explainable.no_explanations_reason)
+    reason = task.output.no_explanations_reason
+    if reason is not None:
+        raise UsageError(reason)
     if model.no_weights_reason:
         raise UsageError(f"there are no gradients to explain with, because {model.no_weights_reason}")
     if dtype != "float32":
@@ -77,7 +72,6 @@ def explainable_task(model: PretrainedModule, task: Task, dtype: str = "float32"
         raise UsageError(
             f"explanations are computed in float32, but the model's weights are {precision}. Call model.float()"
         )
-    return explainable
 
 
 def explained(
@@ -93,9 +87,9 @@ def explained(
 
     Args:
         model, head: The model, which is not changed.
-        logits: See ``Explainable.explained_logits``.
+        logits: See ``Output.explained_logits``.
         features: The features of the rows.
-        spans: See ``Explainable.token_spans``.
+        spans: See ``Task.token_spans``.
 
     Raises:
         CheckpointError: A logit or a gradient is not a finite number.

@@ -29,11 +29,11 @@ from bert_tasks.model.multitask import AnyModel, MultiTaskModel
 from bert_tasks.model.pretrained import CheckpointFolder, stated_task
 from bert_tasks.model.shared_heads import SharedLayout, SharedOutput
 from bert_tasks.model.task_model import TaskModel
+from bert_tasks.outputs.prediction import PredictionT
 from bert_tasks.storage import sha256
-from bert_tasks.tasks.base import PredictionT, Task
+from bert_tasks.tasks.base import Task
 from bert_tasks.tasks.embedding import Embedding
 from bert_tasks.tasks.several import head_key
-from bert_tasks.tasks.shared.hf_config import HFConfig
 from bert_tasks.variables import disable_telemetry
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def output_names(model: AnyModel) -> tuple[str, ...]:
 def _outputs_of(task: Task) -> tuple[str, ...]:
     if isinstance(task, Embedding):
         return ("last_hidden_state",)
-    return ("start_logits", "end_logits") if HFConfig.of(task).head == "span" else ("logits",)
+    return ("start_logits", "end_logits") if task.head_kind == "span" else ("logits",)
 
 
 def outputs_by_head(names: Iterable[str]) -> list[list[str]]:

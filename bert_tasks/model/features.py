@@ -13,9 +13,8 @@ from bert_tasks.data.unknown_tokens import UnknownTokens
 from bert_tasks.environment import installed_version
 from bert_tasks.errors import DataError
 from bert_tasks.model.multitask import AnyModel
+from bert_tasks.outputs.settings import Settings
 from bert_tasks.storage import sha256_file
-from bert_tasks.tasks.shared.fitting import Fitting
-from bert_tasks.tasks.shared.windows import Windows
 
 FEATURE_ROWS = 1000  # rows per call of ``Task.features``
 
@@ -39,7 +38,7 @@ def input_notes(samples: Samples, model: AnyModel, *, rows: int) -> tuple[str, .
 def cut_notes(samples: Samples, model: AnyModel, *, rows: int) -> tuple[str, ...]:
     """Returns messages about truncated input. Rows of several tasks are cut alike for all of them."""
     cuts = Truncation.of(samples.features, rows=rows)
-    notes = [note for task in model.tasks.values() for note in Windows.of(task).cut_notes(cuts)]
+    notes = [note for task in model.tasks.values() for note in task.cut_notes(cuts)]
     return tuple(dict.fromkeys(notes))
 
 
@@ -57,10 +56,8 @@ def tokenized(table: RowTable, model: AnyModel) -> Samples:
         return tokenized(whole, model).of_rows(rows)
     about_tasks = []
     for name, task in model.tasks.items():
-        task_class = type(task)
-        code = sha256_file(Path(inspect.getfile(task_class)))
-        qualified = f"{task_class.__module__}:{task_class.__qualname__}"
-        about_tasks.append([name, qualified, code, list(task.labels), Fitting.of(task).settings()])
+        code = [_code_of(part) for part in (type(task), type(task.output))]
+        about_tasks.append([name, code, list(task.output.labels), task.settings()])
     key = {
         "tasks": about_tasks,
         "embeddings": [model.config.vocab_size, model.config.type_vocab_size],  # what the ids are checked against
@@ -83,10 +80,19 @@ def tokenized(table: RowTable, model: AnyModel) -> Samples:
     return replace(samples, tables=tuple(rows for _, rows in table.joined_sources))
 
 
+def _code_of(part: type) -> dict[str, str]:
+    """Returns each class of the package or of a user that makes up a task or an output, with the digest of its file."""
+    digests = {}
+    for base in part.__mro__:
+        if issubclass(base, Settings) and base is not Settings:
+            digests[f"{base.__module__}:{base.__qualname__}"] = sha256_file(Path(inspect.getfile(base)))
+    return digests
+
+
 def _sample_unit(model: AnyModel) -> SampleUnit:
     """Returns what a sample is. Several tasks share all windows of a row."""
     tasks = list(model.tasks.values())
-    return Fitting.of(tasks[0]).sample if len(tasks) == 1 else "row"
+    return tasks[0].sample if len(tasks) == 1 else "row"
 
 
 def training_samples(table: RowTable, model: AnyModel) -> Samples:
@@ -94,4 +100,4 @@ def training_samples(table: RowTable, model: AnyModel) -> Samples:
     samples = tokenized(table, model)
     if _sample_unit(model) != "group":
         return samples
-    return samples.grouped(Fitting.of(model.one_task().task).groups(table))
+    return samples.grouped(model.one_task().task.groups(table))

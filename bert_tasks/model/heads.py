@@ -10,14 +10,13 @@ from statistics import fmean
 from bert_tasks.metrics.tables import MetricTable, merged, untuned
 from bert_tasks.tasks.base import Task
 from bert_tasks.tasks.several import head_key
-from bert_tasks.tasks.shared.report import Report
 
 MEAN_PRIMARY_METRIC = "mean_primary_metric"  # of several tasks
 
 
 def primary_metric(tasks: Mapping[str, Task]) -> str:
     """Returns the metric that picks the best model, of several tasks the mean of their primary metrics."""
-    return tasks[""].primary_metric if "" in tasks else MEAN_PRIMARY_METRIC
+    return tasks[""].output.primary_metric if "" in tasks else MEAN_PRIMARY_METRIC
 
 
 def joined_metrics(metrics: Mapping[str, Mapping[str, float]], tasks: Mapping[str, Task]) -> dict[str, float]:
@@ -26,7 +25,7 @@ def joined_metrics(metrics: Mapping[str, Mapping[str, float]], tasks: Mapping[st
         return dict(metrics[""])
     primary, before = [], []  # before: thresholds of some tasks were tuned
     for name, of_head in metrics.items():
-        metric = tasks[name].primary_metric
+        metric = tasks[name].output.primary_metric
         primary.append(of_head[metric])
         before.append(of_head.get(untuned(metric), of_head[metric]))
     joined = {MEAN_PRIMARY_METRIC: fmean(primary)}
@@ -40,19 +39,19 @@ def joined_metrics(metrics: Mapping[str, Mapping[str, float]], tasks: Mapping[st
 def curves(tasks: Mapping[str, Task]) -> list[str]:
     """Returns the metrics that a report draws as learning curves, of several tasks the primary metrics."""
     if "" in tasks:
-        return list(Report.of(tasks[""]).curves)
-    return [MEAN_PRIMARY_METRIC, *(head_key(name, task.primary_metric) for name, task in tasks.items())]
+        return list(tasks[""].output.curves)
+    return [MEAN_PRIMARY_METRIC, *(head_key(name, task.output.primary_metric) for name, task in tasks.items())]
 
 
 def metric_table(tasks: Mapping[str, Task], metrics: Mapping[str, float]) -> MetricTable:
-    """Returns metrics for people (see ``Report.table``), of several tasks without the metrics of single classes."""
+    """Returns metrics for people, of several tasks without those of single classes. See ``Output.metric_table``."""
     if "" in tasks:
-        return Report.of(tasks[""]).table(metrics)
+        return tasks[""].output.metric_table(metrics)
     starts = {name: head_key(name, "") for name in tasks}
     overall = {key: value for key, value in metrics.items() if not key.startswith(tuple(starts.values()))}
     for name, task in tasks.items():
         start = starts[name]
         of_head = {key.removeprefix(start): value for key, value in metrics.items() if key.startswith(start)}
-        for key, value in Report.of(task).table(of_head).overall.items():
+        for key, value in task.output.metric_table(of_head).overall.items():
             overall[head_key(name, key)] = value
     return MetricTable(overall=overall)

@@ -42,7 +42,6 @@ from bert_tasks.storage import check_path
 from bert_tasks.tasks import tasks_with_head
 from bert_tasks.tasks.base import Task
 from bert_tasks.tasks.several import SEVERAL, HeadTask, choose_one
-from bert_tasks.tasks.shared.hf_config import HFConfig
 
 _log = logging.getLogger("bert_tasks")
 
@@ -143,8 +142,8 @@ def _task_of_columns(default: type[Task], data: Data | None, reading: ReadOption
     elif data is not None and data != "-":
         first = next(iter(data if isinstance(data, RowTable) else rows_in_memory(data)), {})
         present = set(first) if isinstance(first, Mapping) else set()
-    tasks = tasks_with_head(HFConfig.of(default).default_head)
-    needs = {task: {column.name for column in task().columns if column.required} for task in tasks}
+    tasks = tasks_with_head(default.outputs[0].head_kind)
+    needs = {task: {column.name for column in task.of().columns if column.required} for task in tasks}
     fitting = (
         task
         for task, needed in needs.items()

@@ -8,7 +8,7 @@ import torch
 
 from bert_tasks.checkpoints.load import CheckpointMatch
 from bert_tasks.encoder.heads import reordered
-from bert_tasks.tasks.shared.hf_config import label_places
+from bert_tasks.outputs.hf_config import label_places
 
 _UNNAMED = re.compile(r"LABEL_\d+")  # transformers' name of a class that nobody has named
 

@@ -32,7 +32,10 @@ from bert_tasks.model.pretrained import (
 from bert_tasks.model.pretrained_module import finite
 from bert_tasks.model.shared_heads import SharedHeads, SharedOutput, share
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.tasks.base import Feature, FeatureKeys, LossTerm, Prediction, Task
+from bert_tasks.outputs.base import LossTerm
+from bert_tasks.outputs.features import Feature
+from bert_tasks.outputs.prediction import Prediction
+from bert_tasks.tasks.base import FeatureKeys, Task
 from bert_tasks.tasks.several import (
     ENTRIES,
     SEVERAL,
@@ -43,7 +46,6 @@ from bert_tasks.tasks.several import (
     head_tasks,
     settings_of_several,
 )
-from bert_tasks.tasks.shared.rendering import Rendering
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -404,7 +406,7 @@ class MultiTaskModel(EncoderWithHeads):
             raise choose_one(self.models)
         for name, model in self.models.items():
             for cells in input_rows(rows, name).values():
-                Rendering.of(model.task).check_rows([cells])
+                model.task.check_rows([cells])
         features = self.features(rows, self.require_tokenizer())
         compact = self.forward_windows(
             features,

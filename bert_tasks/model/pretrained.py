@@ -6,7 +6,7 @@ No name in a file is followed to code. A task of the form ``module:Class`` is lo
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
@@ -37,11 +37,8 @@ from bert_tasks.tasks import (
     named_task,
     stored_name,
     tasks_with_head,
-    typed_setting,
 )
 from bert_tasks.tasks.several import SEVERAL, HeadTask, fitted_values, head_tasks, settings_of_several
-from bert_tasks.tasks.shared.fitting import Fitting
-from bert_tasks.tasks.shared.hf_config import HFConfig
 
 _log = logging.getLogger("bert_tasks")
 
@@ -135,9 +132,9 @@ class CheckpointFolder:
                 ) from None
             return self
         of_task = heads[task].task
-        entry = {"task": of_task.name, "labels": of_task.labels, "settings": Fitting.of(of_task).settings()}
-        stored = {**entry, **Fitting.of(of_task).values()}
-        return replace(self, stored=stored, labels=of_task.labels, columns=heads[task].columns, head_name=task)
+        entry = {"task": of_task.name, "labels": of_task.output.labels, "settings": of_task.settings()}
+        stored = {**entry, **of_task.fitted_values()}
+        return replace(self, stored=stored, labels=of_task.output.labels, columns=heads[task].columns, head_name=task)
 
 
 def stored_heads(folder: CheckpointFolder) -> dict[str, HeadTask]:
@@ -277,42 +274,47 @@ def _merged_task(folder: CheckpointFolder, task_class: type[Task], options: Mapp
 
     The only function that merges settings. The order is fields of the caller, else stored by us for the same task, else
     implied by transformers' configuration, else the defaults. A field of the caller changes no other field, except
-    fields that cannot be combined with it (``HFConfig.compatible_fields``).
+    fields that cannot be combined with it (``Task.compatible_settings``).
     """
     is_own = folder.task == stored_name(task_class)
-    implied = HFConfig.of(task_class).implied_fields(
-        folder.hf_config, folder.labels, encoder_config(folder.hf_config).usable_length
-    )
-    if not is_own and task_class not in tasks_with_head(folder.head):  # a new head implies only the lengths
-        implied = {name: value for name, value in implied.items() if isinstance(value, int)}
+    implied: dict[str, Any] = {}
+    if is_own or task_class in tasks_with_head(folder.head):  # a new head implies only the lengths
+        implied = task_class.hf_settings(folder.hf_config, folder.labels)
+    implied |= task_class.limited(encoder_config(folder.hf_config).usable_length)
     stored: dict[str, Any] = {}
     if is_own and folder.stored is not None:
         settings = folder.stored.get("settings", {})
         if not isinstance(settings, dict):
             raise CheckpointError(f"{folder.path}/config.json, key {CONFIG_KEY}: settings must be an object")
-        names = ("labels", *Fitting.of(task_class).fields)
+        names = ("labels", *task_class.fitted_names())
         fitted = {name: value for name, value in folder.stored.items() if name in names}
         stored = {**settings, **fitted}
     base = {**implied, **stored}
     if is_own or not options:
         try:
-            task = _build(task_class, {**implied, **typed_fields(task_class, stored)})
+            task = _build(task_class, {**implied, **typed_settings(task_class, stored)})
         except UsageError as error:
             source = f"config.json, key {CONFIG_KEY}" if is_own else "config.json"
             raise CheckpointError(f"{folder.path}/{source}: {error}") from None
         if not options:
             return task
-        base = {field.name: getattr(task, field.name) for field in fields(task)}
-    checked = typed_fields(task_class, options)
-    return _build(task_class, {**HFConfig.of(task_class).compatible_fields(base, checked), **checked})
+        base = task.values()
+    checked = typed_settings(task_class, options)
+    try:
+        compatible = task_class.compatible_settings(base, checked)
+    except ValueError as error:
+        raise UsageError(f"{task_class.name}: {error}") from None
+    return _build(task_class, {**compatible, **checked})
 
 
-def typed_fields(task: type[Task], entries: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the entries with values of the types of their fields."""
+def typed_settings(task: type[Task], entries: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the entries with values of the types of the settings of a task. Others stay as they are."""
     checked = dict(entries)
-    for name in [setting.name for setting in fields(task) if setting.name in entries]:
+    for name, setting in task.settings_by_name().items():
+        if name not in entries:
+            continue
         try:
-            checked[name] = typed_setting(task, name, entries[name])
+            checked[name] = setting.typed(entries[name])
         except ValidationError as error:
             problem = error.errors()[0]["msg"]
             raise UsageError(f"{task.name}: {name} is {entries[name]!r}. {problem}") from None
@@ -320,13 +322,12 @@ def typed_fields(task: type[Task], entries: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _build(task: type[Task], entries: Mapping[str, Any]) -> Task:
-    names = [field.name for field in fields(task)]
+    names = list(task.settings_by_name())
     if unknown := next((key for key in entries if key not in names), None):
         raise UsageError(f"{task.name} has no setting {unknown!r}{hf_hint(unknown, names)}")
     plain = {key: tuple(value) if isinstance(value, list) else value for key, value in entries.items()}
-    construct: Callable[..., Task] = task  # its fields are checked by the task itself
     try:
-        return construct(**plain)
+        return task.of(**plain)
     except (ValueError, TypeError) as error:
         raise UsageError(f"{task.name}: {error}") from None
 
@@ -344,7 +345,7 @@ def check_fits(task: Task, hf_config: Mapping[str, Any], config: EncoderConfig) 
     """
     if task.max_length > config.usable_length:
         raise UsageError(f"max_length = {task.max_length}, but the checkpoint has {config.usable_length} positions")
-    family, head = family_of(hf_config), HFConfig.of(task).head
+    family, head = family_of(hf_config), task.head_kind
     if head is not None and head not in family.heads:
         reason = family.unsupported_heads.get(head)
         because = "" if reason is None else f", because {reason}"
@@ -380,29 +381,29 @@ def saved_config(
     """
     entry: dict[str, Any] = {
         "task": stored_name(type(task)),
-        "settings": Fitting.of(task).settings(),
+        "settings": task.settings(),
         "version": version("bert-tasks"),
-        **Fitting.of(task).values(),
+        **task.fitted_values(),
     }
     options = reading.stored()
     if columns:
         options = {"columns": dict(columns), **options}
     if options:
         entry[READING_KEY] = options
-    bridge = HFConfig.of(task)
-    if bridge.has_head:
-        return _config_of_head(hf_config, bridge.head, bridge.entries, entry, unwanted=())
-    entry["labels"] = list(task.labels)
+    names_of_outputs = task.output.hf_config()
+    if task.has_hf_head:
+        return _config_of_head(hf_config, task.head_kind, names_of_outputs, entry, unwanted=())
+    entry["labels"] = list(task.output.labels)
     stock: Mapping[str, Any] = {}
-    if bridge.head is not None:
+    if task.head_kind is not None:
         # Transformers learns only the number of labels of a head that it lacks. Otherwise its pipelines would
         # print our labels with the scores of a head that they have drawn at random.
-        names = [f"LABEL_{index}" for index in range(len(bridge.entries.get("id2label", {})))]
+        names = [f"LABEL_{index}" for index in range(len(names_of_outputs.get("id2label", {})))]
         stock = {
             "id2label": {str(index): name for index, name in enumerate(names)},
             "label2id": {name: index for index, name in enumerate(names)},
         }
-    return _config_of_head(hf_config, bridge.head, stock, entry, unwanted=_OF_LABELS)
+    return _config_of_head(hf_config, task.head_kind, stock, entry, unwanted=_OF_LABELS)
 
 
 def saved_config_of_several(

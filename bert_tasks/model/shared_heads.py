@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from bert_tasks.encoder.heads import Head, HeadOutput
 from bert_tasks.encoder.packing import Layout, Packed, PackedBatch, Padded, Selection, pack
 from bert_tasks.errors import UsageError
-from bert_tasks.tasks.base import Feature
-from bert_tasks.tasks.shared.features import collate
+from bert_tasks.outputs.features import Feature
+from bert_tasks.tasks.features import collate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,7 @@ def share(features: Sequence[Feature], names: Sequence[str], *, position_offset:
 def features_of_head(
     name: str, numbers: Sequence[int], features: Sequence[Feature], compact: Sequence[Tensor]
 ) -> tuple[list[Feature], list[Tensor]]:
-    """Returns the features of some rows that one head reads, and their compact logits, as ``Task.decode`` takes them.
+    """Returns the features of some rows that one head reads, and their compact logits, as ``Output.decode`` takes them.
 
     Args:
         name: The name of the head. Empty for an only head, whose features are returned as they are.

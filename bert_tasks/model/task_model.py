@@ -8,7 +8,6 @@ Shape legend: N tokens, B sequences, T padded length, H hidden, L labels, R toke
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Self, cast
 
@@ -29,7 +28,7 @@ from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import CheckpointError, NoHeadError, UsageError
 from bert_tasks.families import encoder_config, family_of
 from bert_tasks.model.encoder_with_heads import EncoderWithHeads, ForwardFn, Inputs
-from bert_tasks.model.explanation import explainable_task, explained
+from bert_tasks.model.explanation import check_explainable, explained
 from bert_tasks.model.pretrained import (
     CheckpointFolder,
     check_fits,
@@ -38,16 +37,14 @@ from bert_tasks.model.pretrained import (
     saved_config,
 )
 from bert_tasks.model.pretrained_module import finite
-from bert_tasks.tasks.base import Feature, FeatureKeys, LossTerm, Prediction, PredictionT, Task
+from bert_tasks.outputs.base import LossTerm
+from bert_tasks.outputs.features import Feature
+from bert_tasks.outputs.notebook import Predictions
+from bert_tasks.outputs.prediction import Prediction, PredictionT
+from bert_tasks.tasks.base import FeatureKeys, Task
+from bert_tasks.tasks.features import checked_features, collate
 from bert_tasks.tasks.reranking import rank_documents, ranking_task
-from bert_tasks.tasks.shared.features import checked_features, collate
-from bert_tasks.tasks.shared.fitting import Fitting
-from bert_tasks.tasks.shared.hf_config import HFConfig
-from bert_tasks.tasks.shared.notebook import Predictions
-from bert_tasks.tasks.shared.outputs import with_logits
-from bert_tasks.tasks.shared.rendering import Rendering
-from bert_tasks.tasks.shared.windows import Windows
-from bert_tasks.tasks.zero_shot import HYPOTHESIS, SequencePrediction, zero_shot_task
+from bert_tasks.tasks.zero_shot import HYPOTHESIS, TextPrediction, zero_shot_task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -98,7 +95,7 @@ class TaskModel(EncoderWithHeads, Generic[PredictionT]):
         super().__init__(hf_config, tokenizer=tokenizer)
         check_fits(task, hf_config, self.config)
         self.task = task
-        self.head_kind = HFConfig.of(task).head
+        self.head_kind = task.head_kind
         self.head = self.new_head()
         is_tied = self.head.reads_embeddings and self.config.output_embedding_size is None
         if is_tied and hf_config.get("tie_word_embeddings") is False:
@@ -222,10 +219,10 @@ class TaskModel(EncoderWithHeads, Generic[PredictionT]):
     ) -> Self:
         built, is_own = folder_task(folder, task, options, served_as)
         classes = first_column(built.columns, lambda column_type: column_type.has_classes)
-        needs_labels = classes is not None and HFConfig.of(built).has_labels and not built.labels
+        needs_labels = classes is not None and built.output.has_labels and not built.output.labels
         has_assumed_labels = needs_labels and not isinstance(task, Task)
         if has_assumed_labels:
-            built = replace(built, labels=_ASSUMED)
+            built = built.with_settings(labels=_ASSUMED)
         with torch.device("meta"):
             model = cls(folder.hf_config, cast("Task[PredictionT]", built))
         model.load_folder(folder, head_may_be_new=not is_own)
@@ -261,11 +258,11 @@ class TaskModel(EncoderWithHeads, Generic[PredictionT]):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        return () if self.has_assumed_labels else self.task.labels
+        return () if self.has_assumed_labels else self.task.output.labels
 
     @property
     def settings(self) -> dict[str, Any]:
-        return Fitting.of(self.task).settings()
+        return self.task.settings()
 
     def saved_config(self) -> dict[str, Any]:
         return saved_config(self.hf_config, self.task, self.columns, self.reading)
@@ -290,22 +287,22 @@ class TaskModel(EncoderWithHeads, Generic[PredictionT]):
         return collate(features, position_offset=position_offset, pad_groups=pad_groups)
 
     def copies(self, feature: Feature, tokenizer: "PreTrainedTokenizerBase") -> Iterable[Feature]:
-        return Windows.of(self.task).copies(feature, tokenizer)
+        return self.task.copies(feature, tokenizer)
 
     def counts(self, features: Sequence[Feature]) -> dict[str, float]:
-        return self.task.counts(features)
+        return self.task.output.counts(features)
 
     def loss(self, logits: Any, batch: PackedBatch) -> tuple[LossTerm, ...]:
-        return self.task.loss(logits, batch)
+        return self.task.output.loss(logits, batch)
 
     def reduce(self, batch: PackedBatch, logits: Any, features: Sequence[Feature]) -> tuple[Tensor, ...]:
         with torch.inference_mode():
             parts = logits.split(list(batch.layout.gather_counts)) if self.head.per_token else logits.unbind()
-            return tuple(tensor.cpu() for tensor in self.task.compact_logits(parts, features))
+            return tuple(tensor.cpu() for tensor in self.task.output.compact(parts, features))
 
     @property
     def can_save_adapter(self) -> bool:
-        has_head = HFConfig.of(self.task).has_head and not self.head.reads_embeddings
+        has_head = self.task.has_hf_head and not self.head.reads_embeddings
         return has_head and self.origin is not None
 
     def save_adapter(self, folder: str | Path) -> None:
@@ -335,15 +332,15 @@ class TaskModel(EncoderWithHeads, Generic[PredictionT]):
             )
 
     def read_labels(self, splits: Splits, *, unlabelled: bool) -> None:
-        task = replace(self.task, labels=self.labels)  # without labels that were assumed
-        labelled = Fitting.of(task).label(splits, labels=task.labels, unlabelled=unlabelled)
+        task = self.task.with_settings(labels=self.labels)  # without labels that were assumed
+        labelled = task.with_labels_of(splits, labels=task.output.labels, unlabelled=unlabelled)
         if self.has_assumed_labels:
-            self.set_labels(labelled.labels)
+            self.set_labels(labelled.output.labels)
 
     def set_labels(self, labels: Sequence[str]) -> None:
         """Replaces assumed labels, and the part of the head that depends on them."""
         before = {name: value for name, value in self.head.state_dict().items() if f"head.{name}" not in self._drawn}
-        self.task = replace(self.task, labels=tuple(labels))
+        self.task = self.task.with_settings(labels=tuple(labels))
         self.head = self.task.head(self.config).to(self.device)
         self.head.load_state_dict(before, strict=False)
         new = {name: value for name, value in self.head.state_dict().items() if name not in before}
@@ -393,13 +390,13 @@ class TaskModel(EncoderWithHeads, Generic[PredictionT]):
         """
         pairs = ranking_task(self.task, documents, top_k)
         documents = list(documents)  # a Series would be read by its index
-        predictions = cast("list[SequencePrediction]", self.predict([(query, document) for document in documents]))
+        predictions = self.predict([(query, document) for document in documents])
         ranked = rank_documents(pairs, predictions, self.hf_config)[:top_k]
         return [{**entry, "text": documents[entry["corpus_id"]]} if return_documents else entry for entry in ranked]
 
     def zero_shot(
         self, labels: Sequence[str] | str, *, hypothesis: str = HYPOTHESIS, multi_label: bool = False
-    ) -> "TaskModel[SequencePrediction]":
+    ) -> "TaskModel[TextPrediction]":
         """Returns this model of pairs as a classifier of texts with any labels.
 
         It has the weights of this model, and the scores of transformers' pipeline ``zero-shot-classification``.
@@ -419,7 +416,7 @@ class TaskModel(EncoderWithHeads, Generic[PredictionT]):
         """
         task = zero_shot_task(self.task, self.hf_config, labels, hypothesis=hypothesis, multi_label=multi_label)
         task.features((), self.require_tokenizer())  # checks the length of hypotheses
-        model = cast("TaskModel[SequencePrediction]", copy.copy(self))
+        model = cast("TaskModel[TextPrediction]", copy.copy(self))
         names = [column.name for column in task.columns]
         model.task, model.columns = task, {name: self.columns[name] for name in names if name in self.columns}
         model.reading = TrainedReading()  # the rows have other columns than the training file
@@ -429,22 +426,22 @@ class TaskModel(EncoderWithHeads, Generic[PredictionT]):
         self, rows: Sequence[Row], *, forward_fn: ForwardFn | None = None, logits: bool = False, explain: bool = False
     ) -> tuple[dict[str, list[Prediction | None]], Sequence[Feature]]:
         self.require_labels()
-        explainable = explainable_task(self, self.task) if explain else None
         tokenizer, task = self.require_tokenizer(), self.task
-        rendering = Rendering.of(task)
+        if explain:
+            check_explainable(self, task)
         for row in rows:
-            rendering.check_rows([row])
+            task.check_rows([row])
         features = self.features(rows, tokenizer)
         compact = self.forward_windows(
             features,
             forward_fn=lambda batch: finite(self.packed_logits(batch) if forward_fn is None else forward_fn(batch)),
         )
-        predictions = rendering.with_texts(task.decode(compact, features, rows), tokenizer)
-        if logits:
-            predictions = with_logits(task, predictions, compact, features)
-        if explainable is not None:
-            explained_logits = explainable.explained_logits(predictions, compact, features, rows)
-            spans = explainable.token_spans(rows, tokenizer)
+        predictions = task.output.decode(compact, features, rows, tokenizer)
+        if logits and predictions:
+            predictions = task.output.with_logits(predictions, compact, features)
+        if explain:
+            explained_logits = task.output.explained_logits(predictions, compact, features, rows, task.texts)
+            spans = task.token_spans(rows, tokenizer)
             explanations = explained(self, self.head, explained_logits, features, spans)
-            predictions = explainable.with_explanations(predictions, explanations)
+            predictions = task.output.with_explanations(predictions, explanations)
         return {"": [*predictions]}, features

@@ -19,7 +19,6 @@ from bert_tasks.model.multitask import AnyModel, model_of_tasks, new_model
 from bert_tasks.model.pretrained import CheckpointFolder
 from bert_tasks.recipe.schema import ModelSection, Recipe, build_heads
 from bert_tasks.tasks.several import HeadTask, labelled_heads, row_columns
-from bert_tasks.tasks.shared.fitting import Fitting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +47,7 @@ def prepare(recipe: Recipe, *, passthrough: PassthroughColumns = "none") -> Load
     columns = row_columns(heads)
     labels: tuple[str, ...] = ()
     if "" in heads:
-        labels = heads[""].task.labels
+        labels = heads[""].task.output.labels
         if not labels and recipe.data.format is not None:
             labels = tuple(named_format(recipe.data.format).label_names.values())
     checks: dict[str, Any] = {"columns": columns, "unlabelled": recipe.teacher is not None}
@@ -84,8 +83,8 @@ def fit_to_splits(model: AnyModel, splits: Splits) -> None:
         if name:
             rows = labelled_splits(splits, name, of_head.task.columns, of_head.columns)
         for split, table in named_splits(rows):
-            Fitting.of(of_head.task).check_split(table, f"{split} ({table.source})")
-        tasks[name] = Fitting.of(Fitting.of(of_head.task).drop_fitted_values()).fit_to_train(rows.train)
+            of_head.task.check_split(table, f"{split} ({table.source})")
+        tasks[name] = of_head.task.without_fitted_values().fit_rows(rows.train)
     model.tasks = tasks
 
 

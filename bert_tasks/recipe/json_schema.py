@@ -5,13 +5,14 @@ import inspect
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, get_type_hints
+from typing import Any
 
 from pydantic import TypeAdapter
 
-from bert_tasks.recipe.schema import Recipe, load_task_class, stated_fields
+from bert_tasks.recipe.schema import Recipe, load_task_class
 from bert_tasks.tasks import TASK_NAMES, TASKS, task_names
 from bert_tasks.tasks.base import Task
+from bert_tasks.tasks.settings import required_settings
 
 Schema = dict[str, Any]
 
@@ -60,26 +61,32 @@ def schema_text(schema: Mapping[str, Any]) -> str:
 
 
 def _settings(task_class: type[Task]) -> Schema:
-    """Returns the fields of a task in a recipe, described by docstrings."""
-    hints, descriptions = get_type_hints(task_class, include_extras=True), field_descriptions(task_class)
+    """Returns the settings of a task in a recipe, described by docstrings."""
+    descriptions = setting_descriptions(task_class)
     properties: Schema = {}
-    required = []
-    for name, field in stated_fields(task_class).items():
-        properties[name] = _without_null(TypeAdapter[Any](hints[name]).json_schema())
+    for name, setting in task_class.stated_settings().items():
+        properties[name] = _without_null(TypeAdapter[Any](setting.hint).json_schema())
         if name in descriptions:
             properties[name]["description"] = descriptions[name]
-        if field.default not in (dataclasses.MISSING, None):
-            properties[name]["default"] = json.loads(json.dumps(field.default))
-        if field.default is field.default_factory is dataclasses.MISSING:
-            required.append(name)
+        if setting.default not in (dataclasses.MISSING, None):
+            properties[name]["default"] = json.loads(json.dumps(setting.default))
+    required = required_settings(task_class)
     schema = {"type": "object", "properties": properties, "additionalProperties": False}
     return {**schema, "required": required} if required else schema
 
 
-def field_descriptions(task_class: type[Task]) -> dict[str, str]:
-    """Returns field -> its text under ``Attributes:`` of the class or nearest parent."""
+def setting_descriptions(task_class: type[Task]) -> dict[str, str]:
+    """Returns the text of each setting of a task and of its outputs, of the first output that describes it."""
     descriptions: dict[str, str] = {}
-    for parent in reversed(task_class.__mro__):
+    for output in reversed(task_class.outputs):
+        descriptions |= _attribute_descriptions(output)
+    return descriptions | _attribute_descriptions(task_class)
+
+
+def _attribute_descriptions(owner: type) -> dict[str, str]:
+    """Returns attribute -> its text under ``Attributes:`` of the class or nearest parent."""
+    descriptions: dict[str, str] = {}
+    for parent in reversed(owner.__mro__):
         written = None if parent.__module__ == "builtins" else parent.__doc__
         text = "" if written is None else inspect.cleandoc(written)
         _, _, attributes = text.partition("Attributes:\n")

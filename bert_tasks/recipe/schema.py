@@ -56,10 +56,10 @@ from bert_tasks.recipe.toml import (
     read_text,
     section_of,
 )
-from bert_tasks.tasks import TASKS, named_task, typed_setting
+from bert_tasks.tasks import TASKS, named_task
 from bert_tasks.tasks.base import Task
+from bert_tasks.tasks.settings import required_settings
 from bert_tasks.tasks.several import ENTRIES, SEVERAL, HeadTask, head_tasks
-from bert_tasks.tasks.shared.fitting import Fitting
 
 # The texts below the fields are shown in the JSON schema and in docs/reference/recipe.md.
 _CLOSED = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True, use_attribute_docstrings=True)
@@ -479,7 +479,7 @@ def option_hint(option: str, value: str) -> str:
     name = option.lstrip("-").replace("-", "_")
     sections: dict[str, Collection[str]] = {section: model.model_fields for section, model in _SECTIONS.items()}
     sections["data"] = [each.name for each in dataclasses.fields(DataSpec)]
-    sections["settings"] = [key for task in TASKS.values() for key in stated_fields(task)]
+    sections["settings"] = [key for task in TASKS.values() for key in task.stated_settings()]
     home = next((section for section, keys in sections.items() if name in keys), None)
     if home is not None:
         return f"Use --set {shlex.quote(f'{home}.{name}={value}')}"
@@ -582,7 +582,7 @@ def build_task(recipe: Recipe, labels: tuple[str, ...] | None = None) -> Task:
     """Returns the recipe's task. Raises RecipeError if it rejects its settings."""
     settings = recipe.settings if labels is None else {**recipe.settings, "labels": labels}
     try:
-        return load_task_class(recipe.task)(**settings)
+        return load_task_class(recipe.task).of(**settings)
     except ValueError as error:
         raise RecipeError(f"[settings] {error}") from error
 
@@ -613,7 +613,7 @@ def _checked(document: Document) -> tuple[Recipe | None, list[Problem]]:
     known_keys: KnownKeys = {
         **{name: tuple(section.model_fields) for name, section in _SECTIONS.items()},
         "data": tuple(field.name for field in dataclasses.fields(DataSpec)),
-        "settings": () if task_class is None else tuple(stated_fields(task_class)),
+        "settings": () if task_class is None else tuple(task_class.stated_settings()),
         "": ("task",),
     }
     search = section_of(document, "search")
@@ -664,7 +664,7 @@ def _of_several_tasks(document: Document) -> tuple[Document, list[Problem]]:
             if layout is not None and layout.label_names:
                 entry = {"labels": list(layout.label_names.values()), **entry}
         settings = {key: value for key, value in entry.items() if key not in ENTRIES}
-        keys: KnownKeys = {"settings": (*stated_fields(task_class), *ENTRIES, "data")}
+        keys: KnownKeys = {"settings": (*task_class.stated_settings(), *ENTRIES, "data")}
         checked, wrong = _checked_settings(settings, task_class, keys)
         texts = [(path, text.replace("[settings]", f"[tasks.{name}]")) for path, text in wrong]
         problems += [Problem(("tasks", name, *path[1:]), text) for path, text in texts]
@@ -700,33 +700,24 @@ def _data_of_task(name: str, section: Any) -> tuple[Document, list[Problem]]:
     return section, []
 
 
-def stated_fields(task_class: type[Task]) -> dict[str, dataclasses.Field[Any]]:
-    """Returns the fields of a task that a recipe may set."""
-    fitted = Fitting.of(task_class).fields
-    return {field.name: field for field in dataclasses.fields(task_class) if field.init and field.name not in fitted}
-
-
 def _checked_settings(settings: Document, task_class: type[Task], keys: KnownKeys) -> tuple[Document, list[Problem]]:
     """Returns the settings with the types of the task's fields, and the problems."""
-    fields = stated_fields(task_class)
+    known = task_class.stated_settings()
     checked: Document = {}
-    problems = [
-        Problem(("settings", name), missing_key(("settings", name), keys))
-        for name, field in fields.items()
-        if field.default is field.default_factory is dataclasses.MISSING and name not in settings
-    ]
+    missing = [name for name in required_settings(task_class) if name not in settings]
+    problems = [Problem(("settings", name), missing_key(("settings", name), keys)) for name in missing]
     for name, value in settings.items():
         path: KeyPath = ("settings", name)
-        if name not in fields:
+        if name not in known:
             problems.append(Problem(path, unknown_key(path, keys)))
             continue
         try:
-            checked[name] = typed_setting(task_class, name, value)
+            checked[name] = known[name].typed(value)
         except ValidationError as error:
             problems += schema_problems(error, value, path, keys)
     if not problems:
         try:
-            task_class(**checked)
+            task_class.of(**checked)
         except ValueError as error:  # reported at the setting that the message names first
             words = re.findall(r"\w+", str(error))
             named = min((name for name in checked if name in words), key=words.index, default=None)

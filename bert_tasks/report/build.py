@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from html import escape
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +14,7 @@ from bert_tasks.data.writers import DELIMITERS, TableWriter, check_place, flat, 
 from bert_tasks.environment import check_libraries
 from bert_tasks.errors import UsageError
 from bert_tasks.experiments.search import STUDY
-from bert_tasks.model.explanation import explainable_task
+from bert_tasks.model.explanation import check_explainable
 from bert_tasks.model.multitask import AnyModel
 from bert_tasks.report.collect import GivenRows, Run, gather, with_file_columns
 from bert_tasks.report.comparison import Comparison, check_comparable, compare
@@ -223,7 +223,9 @@ def _check_nothing_is_read(reading: ReadOptions | None, on_error: str | None) ->
 def _check_explainable(model: AnyModel) -> None:
     """Raises UsageError if examples of a head cannot be explained."""
     for of_head in model.heads.values():
-        if not explainable_task(of_head, of_head.task).per_row:
+        check_explainable(of_head, of_head.task)
+        names = {field.name for field in fields(of_head.task.output.prediction)}
+        if "explanation" not in names:
             raise UsageError(
                 f"--explain shades one explanation for an example, but {of_head.task.name} has several for a row. Use "
                 "bert-tasks predict --explain"

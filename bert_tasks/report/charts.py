@@ -12,8 +12,8 @@ from markupsafe import Markup
 from bert_tasks.metrics.calibration import Calibration
 from bert_tasks.metrics.tables import LOSS, metric_key, metrics_by_set, split_key
 from bert_tasks.model.heads import curves, metric_table
+from bert_tasks.outputs.sections import Axis, Chart, Line, Point
 from bert_tasks.report.collect import Run
-from bert_tasks.tasks.shared.report import Axis, Chart, Line, Point
 
 STYLES = 8  # number of line styles
 

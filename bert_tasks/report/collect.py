@@ -25,10 +25,10 @@ from bert_tasks.model.inputs import open_model
 from bert_tasks.model.multitask import AnyModel
 from bert_tasks.model.precision import default_device
 from bert_tasks.model.pretrained import CheckpointFolder, stored_tasks
+from bert_tasks.outputs.prediction import Prediction
 from bert_tasks.recipe.check import prepare
 from bert_tasks.recipe.schema import load_recipe
-from bert_tasks.tasks.base import Prediction, Task
-from bert_tasks.tasks.shared.fitting import Fitting
+from bert_tasks.tasks.base import Task
 from bert_tasks.training import files as outputs
 from bert_tasks.training.records import FoldsRecord, SeedsRecord, read_record
 
@@ -257,7 +257,7 @@ def _held_out(homes: Sequence[Path]) -> tuple[PredictedSet, str]:
         predictions = evaluated_predictions(model, table)[""]
         parts.append(FoldPredictions(fold=number, table=table, predictions=predictions))
     rows, _, predictions = out_of_fold(parts)
-    table, task = parts[0].table, Fitting.of(model.task).drop_fitted_values()
+    table, task = parts[0].table, model.task.without_fitted_values()
     fingerprint = table.fingerprint if table.part is None else table.part[0].fingerprint
     return PredictedSet(name="", task=task, source=table.source, rows=rows, predictions=predictions), fingerprint
 
@@ -323,7 +323,7 @@ def _changed_metrics(
     """Returns a sentence for each validation set on which the saved model does not reproduce the run's own metric."""
     by_set: dict[str, dict[str, dict[str, float]]] = {}
     for each in predicted:
-        by_set.setdefault(each.name, {})[each.head] = each.task.metrics(each.predictions, each.rows)
+        by_set.setdefault(each.name, {})[each.head] = each.task.output.metrics(each.predictions, each.rows)
     sentences, metric = [], primary_metric(tasks)
     for name, metrics in by_set.items():
         key = metric_key(name, metric)

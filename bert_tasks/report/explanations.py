@@ -5,16 +5,16 @@ from dataclasses import replace
 
 from bert_tasks.data.columns import Row
 from bert_tasks.model.task_model import TaskModel
+from bert_tasks.outputs.explanation import Explanation
+from bert_tasks.outputs.sections import MOST_CHARACTERS, Shading
 from bert_tasks.report.results import Results
-from bert_tasks.tasks.shared.explanation import Explanation
-from bert_tasks.tasks.shared.report import MOST_CHARACTERS, Shading
 
 _SMALLEST = 1e-9  # instead of a largest contribution of 0, by which the others are divided
 _SHOWN_CHARACTERS = 2 * MOST_CHARACTERS  # in one text
 
 
 def with_explanations(results: Results, model: TaskModel, count: int) -> Results:
-    """Explains the first ``count`` examples. The task must be ``Explainable``."""
+    """Explains the first ``count`` examples. The predictions must have explanations."""
     examples = results.sections.examples
     if examples is None:
         return results

@@ -51,7 +51,7 @@ def label_issues_of(run: Run) -> tuple[LabelIssue, ...]:
     if not run.predicted:
         raise UsageError(f"{run.folder}: --label-issues needs predictions. {' '.join(run.missing)}")
     predicted = run.predicted[0]
-    labels = predicted.task.labels
+    labels = predicted.task.output.labels
     column = first_column(predicted.task.columns, lambda column_type: column_type.is_single_class)
     scores = [getattr(prediction, "scores", None) for prediction in predicted.predictions]
     if column is None or not all(isinstance(item, Mapping) and item.keys() >= set(labels) for item in scores):

@@ -13,6 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import escape
 
 from bert_tasks.metrics.tables import LOSS, metric_key, untuned
+from bert_tasks.outputs.sections import MOST_EXAMPLES, Chart, cut, thinned
 from bert_tasks.report import charts
 from bert_tasks.report.charts import display_name, drawn_metrics, overall_metrics, spoken
 from bert_tasks.report.collect import Run
@@ -20,7 +21,6 @@ from bert_tasks.report.comparison import Comparison
 from bert_tasks.report.label_issues import LabelIssue
 from bert_tasks.report.results import FileResults, Results, ScoreRow
 from bert_tasks.report.statistics import LEVEL, REPLICATES, Estimate
-from bert_tasks.tasks.shared.report import MOST_EXAMPLES, Chart, cut, thinned
 
 # What a page holds at most, so that it stays small whatever the run has.
 _MOST_LABELS = 200  # rows of its tables by label, divided by the number of data sets or runs

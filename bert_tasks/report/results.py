@@ -16,10 +16,11 @@ from bert_tasks.metrics.tables import CLASS_SCORES, ClassRow, MetricTable
 from bert_tasks.model.heads import joined_metrics, metric_table, primary_metric
 from bert_tasks.model.inputs import reading_for_labels
 from bert_tasks.model.multitask import AnyModel
+from bert_tasks.outputs.prediction import Prediction
+from bert_tasks.outputs.sections import ReportSections
 from bert_tasks.report.collect import Run, load_model
 from bert_tasks.report.statistics import Estimate, bootstrap
-from bert_tasks.tasks.base import Prediction, Task
-from bert_tasks.tasks.shared.report import Report, ReportSections
+from bert_tasks.tasks.base import Task
 from bert_tasks.training import files as outputs
 
 MOST_VALUES = 20  # values of a column that have a row of their own
@@ -124,7 +125,7 @@ def results_of(
     task: Task, predictions: Sequence[Prediction], rows: Sequence[Row], *, first: str = ""
 ) -> Results | None:
     """Returns the results of a task with report sections (``Results.of``)."""
-    sections = Report.of(task).sections(predictions, rows)
+    sections = task.output.report(predictions, rows, task.texts)
     return None if sections is None else Results.of(sections, first=first)
 
 
@@ -227,7 +228,7 @@ def slices_of_heads(
             chosen = [places[name][index] for index in indices if index in places[name]]
             if chosen:
                 predictions = [score.predictions[place] for place in chosen]
-                metrics[name] = score.task.metrics(predictions, [read[name][place] for place in chosen])
+                metrics[name] = score.task.output.metrics(predictions, [read[name][place] for place in chosen])
         joined = joined_metrics(metrics, tasks) if metrics else {}
         return {metric: Estimate(value=joined.get(metric))}
 

@@ -73,7 +73,6 @@ from bert_tasks.storage import sha256
 from bert_tasks.tasks.base import Task
 from bert_tasks.tasks.embedding import Embedding
 from bert_tasks.tasks.reranking import can_rank
-from bert_tasks.tasks.shared.card import Card
 from bert_tasks.tasks.zero_shot import zero_shot_task
 
 T = TypeVar("T")
@@ -133,18 +132,20 @@ def _named(served: Served, name: object, location: str) -> tuple[AnyModel, Batch
     return served[name]
 
 
-def _labels_task(model: AnyModel) -> Task | None:
-    """Returns the task of labels in a request, or None if the model does not know entailment."""
+def _labels_tasks(model: AnyModel) -> list[Task]:
+    """Returns the tasks of one and of several labels in a request. None of them if the model knows no entailment."""
     with suppress(CheckpointError, UsageError):
-        return zero_shot_task(model.one_task().task, model.hf_config, ["label"])
-    return None
+        task = model.one_task().task
+        return [zero_shot_task(task, model.hf_config, labels) for labels in (["label"], ["label", "other"])]
+    return []
 
 
 def _add_predict(app: FastAPI, served: Served, answer: "_Answers") -> None:
     models = [model for model, _ in served.values()]
     rows = example_rows(models[0])
     examples = {"one row": {"value": rows[0]}, "several rows": {"value": {"inputs": rows}}}
-    response: Any = answers_schema(*(model.tasks for model in models))
+    of_labels = [{"": task} for model in models for task in _labels_tasks(model)]
+    response: Any = answers_schema(*(model.tasks for model in models), *of_labels)
     if any(is_classifier(model) for model in models):
         response |= list[LabelScore] | list[list[LabelScore]]
 
@@ -180,7 +181,7 @@ def _predict_schema(served: Served, limits: Limits) -> dict[str, Any]:
     for model, _ in served.values():
         kinds = tuple(type(task) for task in model.tasks.values())
         schemas[kinds] = request_schema(model, limits, adapters)
-        labels = _labels_task(model)
+        labels = next(iter(_labels_tasks(model)), None)
         if labels is not None:
             schemas[(type(labels),)] = request_schema(model, limits, adapters, labels=labels)
         if is_classifier(model):
@@ -313,16 +314,17 @@ def _add_description(app: FastAPI, served: Served, limits: Limits, name: str) ->
     )
     async def describe(adapter: str | None = None) -> JSONResponse:
         model, batcher = _named(served, adapter, "query")
-        task, pipeline_tag = model.tasks.get(""), None
+        task, pipeline_tag, problem_type = model.tasks.get(""), None, None
         if task is not None:
-            pipeline_tag = Card.of(task).pipeline_tag
+            pipeline_tag = task.output.pipeline_tag
+            problem_type = task.output.hf_config().get("problem_type")
         columns = source_columns(model.input_columns)
         return JSONResponse(
             {
                 "model": name,
                 "task": model.task_name,
                 "pipeline_tag": pipeline_tag,
-                "problem_type": getattr(task, "problem_type", None),
+                "problem_type": problem_type,
                 "labels": list(model.labels),
                 "adapters": [*filter(None, served)],
                 "columns": [asdict(column) for column in columns],

@@ -19,11 +19,11 @@ from bert_tasks.data.columns import Row, input_rows
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import DataError, GivenUpError, UsageError
 from bert_tasks.model.encoder_with_heads import ForwardFn, predictions_of_rows
-from bert_tasks.model.explanation import explainable_task
+from bert_tasks.model.explanation import check_explainable
 from bert_tasks.model.multitask import AnyModel
-from bert_tasks.tasks.base import Feature, Task
-from bert_tasks.tasks.shared.features import checked_features
-from bert_tasks.tasks.shared.rendering import Rendering
+from bert_tasks.outputs.features import Feature
+from bert_tasks.tasks.base import Task
+from bert_tasks.tasks.features import checked_features
 
 # Tokens of all windows of a row that is explained. An explanation computes gradients at 16 or more points of each.
 MOST_EXPLAINED_TOKENS = 2048
@@ -85,7 +85,7 @@ class Batcher:
         self.waiting = 0
         self.no_explanations: str | None = None
         try:
-            explainable_task(model, model.one_task().task)
+            check_explainable(model, model.one_task().task)
         except UsageError as error:
             self.no_explanations = str(error)
         self._model, self._run, self._observe = model, run, observe
@@ -136,7 +136,7 @@ class Batcher:
         if (self._explanations if explain else self.waiting) >= self._max_queue:
             raise QueueFullError
         for name, of_head in self._tasks(task).items():
-            Rendering.of(of_head).check_rows(list(input_rows(rows, name).values()))
+            of_head.check_rows(list(input_rows(rows, name).values()))
         if not explain:
             return await self._predicted(rows, task, check)
         self._explanations += 1
@@ -248,7 +248,7 @@ class Batcher:
         for request in requests:
             windows: Sequence[Tensor] = [next(compact) for _ in request.features]
             if request.task is not None:
-                windows = request.task.compact_logits(windows, request.features)
+                windows = request.task.output.compact(windows, request.features)
             by_head = self._model.decode(windows, request.features, request.rows, self._tasks(request.task))
             answers.append(predictions_of_rows(by_head))
         return answers

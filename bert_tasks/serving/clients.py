@@ -9,7 +9,6 @@ Shape legend: H hidden.
 
 import base64
 from collections.abc import Sequence
-from dataclasses import replace
 from math import log, tanh
 from typing import Annotated, Any, Literal, NotRequired
 
@@ -19,8 +18,8 @@ from typing_extensions import TypedDict
 
 from bert_tasks.data.columns import text_columns
 from bert_tasks.model.multitask import AnyModel
+from bert_tasks.outputs.prediction import float_list
 from bert_tasks.serving.requests import INPUTS, Call, RequestT, Source, body_error, validated
-from bert_tasks.tasks.base import float_list
 from bert_tasks.tasks.embedding import Embedding
 from bert_tasks.tasks.reranking import can_rank
 
@@ -114,7 +113,8 @@ class LabelScore(TypedDict):
 
 def is_classifier(model: AnyModel) -> bool:
     """Returns True if the only task of a model classifies texts or pairs."""
-    return getattr(model.tasks.get(""), "problem_type", None) is not None
+    task = model.tasks.get("")
+    return task is not None and task.output.hf_config().get("problem_type") is not None
 
 
 def openai_call(content: Any, source: Source) -> Call:
@@ -139,7 +139,7 @@ def embed_call(content: Any, source: Source) -> Call:
     rows, request = _texts_to_embed(EmbedRequest, content, source, INPUTS)
     task = None
     if request.normalize is not None and isinstance(source.task, Embedding):
-        task = replace(source.task, normalize=request.normalize)
+        task = source.task.with_settings(normalize=request.normalize)
 
     def respond(predictions: Sequence[Any], tokens: int) -> list[list[float]]:
         return [float_list(prediction.embedding) for prediction in predictions]

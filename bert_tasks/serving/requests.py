@@ -32,10 +32,11 @@ from bert_tasks.data.problems import RowError
 from bert_tasks.data.validator import row_validator
 from bert_tasks.errors import BertTasksError, CheckpointError, DataError, UsageError
 from bert_tasks.model.multitask import AnyModel
+from bert_tasks.outputs.features import Feature
+from bert_tasks.outputs.prediction import Prediction
 from bert_tasks.serving.limits import Limits
-from bert_tasks.tasks.base import Feature, Prediction, Task
-from bert_tasks.tasks.shared.card import Card, example_rows_of
-from bert_tasks.tasks.shared.rendering import Rendering
+from bert_tasks.tasks.base import Task
+from bert_tasks.tasks.examples import example_rows_of
 from bert_tasks.tasks.zero_shot import HYPOTHESIS, ZeroShotClassification, zero_shot_task
 
 INPUTS = "inputs"  # the key of several rows
@@ -100,7 +101,7 @@ class Source:
         task = self.task if labels is None else labels
         rejected: Mapping[str, str] = {}
         if task is not None:
-            rejected = Card.of(task).rejected_columns
+            rejected = task.rejected_columns
         return BodyReader(
             self.model.input_columns if labels is None else without_labels(labels.columns),
             self.limits,
@@ -222,8 +223,9 @@ def requested_labels(content: Any, model: AnyModel, limits: Limits) -> ZeroShotC
 
 def check_pairs(rows: Sequence[Row], task: Task | None, limits: Limits) -> None:
     """Raises the response to a request whose rows and labels are too many pairs."""
-    if isinstance(task, ZeroShotClassification) and len(rows) * len(task.labels) > limits.rows:
-        raise body_error((), f"{len(rows)} rows x {len(task.labels)} labels, at most {limits.rows} pairs are read")
+    if isinstance(task, ZeroShotClassification) and len(rows) * task.windows_per_row > limits.rows:
+        labels = task.windows_per_row
+        raise body_error((), f"{len(rows)} rows x {labels} labels, at most {limits.rows} pairs are read")
 
 
 def option_error(error: BertTasksError) -> HTTPException:
@@ -315,7 +317,7 @@ def _answer_type(tasks: Mapping[str, Task]) -> Any:
 
 
 def _prediction_type(task: Task) -> Any:
-    prediction_type: Any = Rendering.of(task).prediction_type
+    prediction_type: Any = task.output.prediction
     try:
         TypeAdapter(prediction_type)
     except PydanticUserError:  # a field of an own task that pydantic does not know

@@ -5,15 +5,14 @@ from difflib import get_close_matches
 from types import MappingProxyType
 
 from bert_tasks.errors import UsageError
-from bert_tasks.tasks.base import Task, typed_setting
-from bert_tasks.tasks.masked_language_modeling.task import MaskedLanguageModeling
+from bert_tasks.tasks.base import Task
+from bert_tasks.tasks.masked_language_modeling import MaskedLanguageModeling
 from bert_tasks.tasks.multiple_choice import MultipleChoice
 from bert_tasks.tasks.pair_classification import PairClassification
 from bert_tasks.tasks.replaced_token_detection import ReplacedTokens
-from bert_tasks.tasks.sequence_classification.task import SequenceClassification
-from bert_tasks.tasks.shared.hf_config import HFConfig
-from bert_tasks.tasks.span_extraction.task import SpanExtraction
-from bert_tasks.tasks.token_classification.task import TokenClassification
+from bert_tasks.tasks.sequence_classification import SequenceClassification
+from bert_tasks.tasks.span_extraction import SpanExtraction
+from bert_tasks.tasks.token_classification import TokenClassification
 
 _ALL: tuple[type[Task], ...] = (
     SequenceClassification,
@@ -41,7 +40,7 @@ def tasks_with_head(head: str | None) -> tuple[type[Task], ...]:
     Args:
         head: A ``HeadKind``. No task has another one.
     """
-    return tuple(task for task in _ALL if head is not None and HFConfig.of(task).default_head == head)
+    return tuple(task for task in _ALL if head is not None and task.outputs[0].head_kind == head)
 
 
 def task_names(task_class: type[Task]) -> tuple[str, ...]:
@@ -87,5 +86,4 @@ __all__ = [
     "stored_name",
     "task_names",
     "tasks_with_head",
-    "typed_setting",
 ]

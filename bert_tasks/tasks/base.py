@@ -1,129 +1,41 @@
-"""The task contract from rows over features, logits and loss to metrics.
+"""The contract of tasks: from rows to logits.
 
-Owns the class that a task derives from, the types that training, inference and the model share with it, and the base of
-the parts that hold everything else about a task, such as how it is reported, detected by ``init`` and rendered.
+Owns the class that a task derives from. Its settings are in tasks/settings.py.
 
-Shape legend: N tokens, B sequences (windows), S samples (rows or windows), R tokens a head reads, H hidden, L labels.
+Shape legend: N tokens, B sequences (windows), H hidden, L labels.
 """
 
-import json
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    ClassVar,
-    Generic,
-    Literal,
-    NotRequired,
-    Self,
-    TypedDict,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self
 
 import numpy as np
-from numpy.typing import NDArray
-from pydantic import ConfigDict, TypeAdapter
-from torch import Tensor
-from typing_extensions import TypeVar
 
+from bert_tasks.data.checks import check_splits
 from bert_tasks.data.columns import Column, Row
-from bert_tasks.encoder.config import EncoderConfig
+from bert_tasks.data.profile import ColumnProfile
+from bert_tasks.data.splits import Splits
+from bert_tasks.data.table import RowTable, Truncation
+from bert_tasks.encoder.config import EncoderConfig, HeadKind
 from bert_tasks.encoder.heads import Head
-from bert_tasks.encoder.packing import PackedBatch
+from bert_tasks.outputs.explanation import TokenSpans
+from bert_tasks.outputs.features import Feature
+from bert_tasks.outputs.prediction import PredictionT
+from bert_tasks.outputs.settings import require
+from bert_tasks.tasks.detection.base import Suggestion, TaskGuess, UserHints, suggested_length
+from bert_tasks.tasks.settings import TaskSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# What the logits of a task mean.
-#   softmax: classes that exclude each other      sigmoid: labels that are present or absent      value: numbers
-#   choice: one logit for each window of a row, with a softmax over these windows
-#   position: two logits for each token, each with a softmax over the tokens of a window
-#   chain: scores of sequences of labels (a CRF)      vocabulary: a softmax over the vocabulary for each token
-OutputKind = Literal["softmax", "sigmoid", "value", "choice", "position", "chain", "vocabulary"]
-
-
-NOT_WRITTEN: Mapping[str, Any] = MappingProxyType({"exclude": True})  # pydantic's name, so that OpenAPI also lacks it
-_LARGEST_SETTING = 2**31 - 1  # torch, Arrow and tokenizers compute with whole numbers of limited size
-ON_REQUEST = ("logits", "explanation")  # fields of predictions that only some calls compute
-
-
-def require(condition: bool, message: str, error: Callable[[str], Exception] = ValueError) -> None:
-    """Raises an error with this message if the condition does not hold."""
-    if not condition:
-        raise error(message)
-
-
-def typed_setting(task_class: "type[Task[Any]]", name: str, value: Any) -> Any:
-    """Returns a value with the type of the field, for example a list as a tuple.
-
-    Raises:
-        pydantic.ValidationError: It is of another type. Nothing is converted between texts, numbers and booleans.
-    """
-    adapter = TypeAdapter[Any](
-        get_type_hints(task_class, include_extras=True)[name], config=ConfigDict(allow_inf_nan=False)
-    )
-    return adapter.validate_json(json.dumps(value, default=str), strict=True)
-
-
-def float_list(vector: NDArray[np.float32]) -> list[float]:
-    """Returns the numbers with the nine digits that identify a float32."""
-    return [float(f"{value:.9g}") for value in vector.tolist()]
-
-
-class Feature(TypedDict):
-    """One window of one row, which is flat, so that Arrow stores it as it is.
-
-    Attributes:
-        row: Index of the row. The features of a row are neighbours.
-        labels: The labels as numbers. Absent (or None, from Arrow) if the row has no label.
-        gather_positions: The tokens that a head with logits per token reads, ascending. All if absent or None.
-        word_ids: For each of these tokens the number of its word in the row, for ``decode``.
-        offsets: For ``compact_logits`` and ``decode``, three numbers per token of a span task, which are its first
-            character, last character + 1, and role. Training does not load them.
-        lost_tokens, lost_answers: Number of the row's tokens, and answers, that no window holds completely.
-        sentence_starts: The tokens at which sentences begin, for a task that makes pairs of sentences.
-        fields: More numbers for ``loss``, by name. ``prepare`` makes them, and they are never cached.
-        head: The name of the task whose head reads the window, if there are several tasks.
-
-    Example:
-        >>> Feature(row=0, input_ids=[101, 7592, 102], token_type_ids=[0, 0, 0], labels=[1.0])
-    """
-
-    row: int
-    input_ids: list[int]
-    token_type_ids: list[int]
-    labels: NotRequired[list[float] | None]
-    gather_positions: NotRequired[list[int] | None]
-    word_ids: NotRequired[list[int] | None]
-    offsets: NotRequired[list[int] | None]
-    lost_tokens: NotRequired[int]
-    lost_answers: NotRequired[int]
-    sentence_starts: NotRequired[list[int] | None]
-    fields: NotRequired[Mapping[str, Sequence[float]]]
-    head: NotRequired[str | None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class LossTerm:
-    """One term of a loss, with a sum and the count by which the mean divides it.
-
-    Attributes:
-        name, weight: Name of the term, unique in a task, and weight of its mean. Both are the same in every batch.
-        total, count: 0-dimensional tensors on the logits' device.
-
-    Example:
-        >>> LossTerm(name="words", total=torch.tensor(3.0), count=torch.tensor(2.0))
-    """
-
-    name: str
-    total: Tensor
-    count: Tensor
-    weight: float = 1.0
+MOST_CHARACTERS = 10_000_000  # of the repeated texts of a row or a request, see ``Task.check_rows``
+TEXTS = (
+    "The room was clean and the staff were kind.",
+    "We waited an hour and the soup was cold.",
+    "The train leaves at nine from platform two.",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +48,11 @@ class FeatureKeys:
         numbers: The number of each feature among all features of its split. In evaluation, a hash of its tokens.
         is_evaluation: True if the features are evaluated. They must look alike in every corpus, so count nothing over
             it.
+
+    Example:
+        >>> keys = FeatureKeys(seed=1, epoch=0, numbers=[7, 8])
+        >>> keys.generator(1).random() == FeatureKeys(seed=1, epoch=0, numbers=[8]).generator(0).random()
+        True
     """
 
     seed: int
@@ -148,115 +65,100 @@ class FeatureKeys:
         return np.random.default_rng((self.seed, self.epoch, self.numbers[i]))
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """The prediction of a task for one row. The frozen dataclass is its own schema.
-
-    Its fields are what ``predict`` returns, the keys of the written JSON, Arrow columns, and the server's OpenAPI
-    document. JSON has a field with a default only if its value differs from the default. A field with the metadata
-    ``NOT_WRITTEN`` is for metrics and reports only.
-
-    Example:
-        >>> ChoicePrediction(label=1, answer="Eat.", score=0.75, scores=(0.25, 0.75)).to_json()
-    """
-
-    def to_json(self, *, encode_vector: Callable[[NDArray[np.float32]], Any] = float_list) -> dict[str, Any]:
-        """Returns the written fields as plain values, in the order of the fields.
-
-        Args:
-            encode_vector: Called with the arrays of vectors. Default: a list of numbers.
-        """
-        content: dict[str, Any] = _plain_value(self, encode_vector)
-        return content
-
-
-def _plain_value(value: Any, encode_vector: Callable[[NDArray[np.float32]], Any]) -> Any:
-    if isinstance(value, np.ndarray):
-        return encode_vector(value)
-    if is_dataclass(value):
-        content = {}
-        for field in fields(value):
-            item = getattr(value, field.name)
-            default = field.default if field.default_factory is MISSING else field.default_factory()
-            if not field.metadata.get("exclude") and (default is MISSING or item != default):
-                content[field.name] = _plain_value(item, encode_vector)
-        return content
-    if isinstance(value, Mapping):
-        return {key: _plain_value(item, encode_vector) for key, item in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_plain_value(item, encode_vector) for item in value]
-    return value
-
-
-# What a task predicts. A model that is loaded by a task's name has predictions of any type for a type checker.
-PredictionT = TypeVar("PredictionT", bound=Prediction, default=Any)
-
-
-class Part:
-    """A part of what the package knows about a task, in addition to its contract.
-
-    ``Report``, ``Detection``, ``Rendering``, ``Card``, ``Fitting``, ``HFConfig``, ``Windows`` and ``Explainable`` have
-    defaults for every task. ``Task.parts`` names the subclasses that know more.
-
-    Attributes:
-        task: The task, or the class of the task for what does not depend on settings.
-
-    Example:
-        >>> Report.of(task).table({"accuracy": 0.5})
-    """
-
-    def __init__(self, task: Any) -> None:
-        self.task = task
-
-    @classmethod
-    def of(cls, task: "Task[Any] | type[Task[Any]]") -> Self:
-        """Returns this part of a task, which is the task's subclass or the default."""
-        return next((subclass for subclass in task.parts if issubclass(subclass, cls)), cls)(task)
-
-
 @dataclass(frozen=True, kw_only=True)
-class Task(ABC, Generic[PredictionT]):
-    """The base class of tasks, from rows to features, loss, predictions and metrics.
+class Task(TaskSettings[PredictionT], Generic[PredictionT]):
+    """The base class of tasks, from rows to features and logits. Its output says what the logits mean.
 
-    A subclass is a frozen dataclass with a ``name`` and the abstract members. Its fields are the settings of the task,
-    which a recipe may set under ``[settings]`` and ``config.json`` stores, so they hold plain values. There is one
-    instance for each model.
+    A subclass is a frozen dataclass with ``name``, ``outputs`` and ``output`` (``TaskSettings``) and the abstract
+    members. Its fields are the settings of reading. A recipe may set them, and the settings of the output, under
+    ``[settings]``, and ``config.json`` stores them, so they hold plain values. There is one instance for each model.
 
     Attributes:
-        name: The name of the task in recipes and in ``config.json``.
-        parts: The parts that differ from their defaults.
-        labels: Names of the classes, in the order of the logits. Default: the labels of the training rows.
         max_length: Maximum length of a window in tokens, including special tokens.
+        sample: The unit of one joint loss and of ``batch_size``. It is a row with all of its windows, each window, or a
+            group of rows with one window each.
+        rejected_columns: Columns that a request to the server must not hold -> the reason.
+        row_needs: The rows that ``guess`` looks for, in words. Empty if ``init`` cannot detect the task.
+        problems: Names that users of ``init`` may write instead of the task's -> ``problem`` of the hints.
+        has_dense_labels: True if a row trains many of its tokens. ``init`` then suggests a higher learning rate and,
+            for many rows, fewer epochs.
 
     Example:
+        >>> task = SequenceClassification.of(labels=("complaint", "praise"))
         >>> task.features([{"text": "Cold soup."}], tokenizer)[0]["token_type_ids"]
         [0, 0, 0, 0, 0]
     """
 
-    name: ClassVar[str]
-    parts: ClassVar[tuple[type[Part], ...]] = ()
-    labels: tuple[str, ...] = ()
+    rejected_columns: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    row_needs: ClassVar[str] = ""
+    problems: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    has_dense_labels: ClassVar[bool] = False
     max_length: int = 128
 
     def __post_init__(self) -> None:
-        for name, annotation in get_type_hints(type(self)).items():
-            value = getattr(self, name)
-            if get_origin(annotation) is Literal and value not in get_args(annotation):
-                raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(repr, get_args(annotation)))}")
-            if isinstance(value, int) and value > _LARGEST_SETTING:
-                raise ValueError(f"{name} is {value}, expected at most {_LARGEST_SETTING}")
-        require(not isinstance(self.labels, str), f"labels is the text {self.labels!r}, expected a tuple of names")
-        repeated = sorted({repr(label) for label in self.labels if self.labels.count(label) > 1})
-        require(not repeated, f"labels: {', '.join(repeated)} appears more than once")
+        super().__post_init__()
         require(
             self.max_length >= 3,
             f"max_length is {self.max_length}, expected at least 3 (two special tokens and one more)",
         )
 
+    # Rows
+
     @property
     @abstractmethod
     def columns(self) -> tuple[Column, ...]:
         """The columns of a row, including its labels. Recipes may map them to other names."""
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The columns of the texts that the model reads."""
+        return tuple(column.name for column in self.columns if column.type.is_text and not column.type.is_pretokenized)
+
+    @property
+    def sample(self) -> Literal["row", "window", "group"]:
+        """See the attributes of the class."""
+        return "row"
+
+    def groups(self, rows: RowTable) -> Sequence[Any]:
+        """Returns the group of each row. It is called if a sample is a group."""
+        raise NotImplementedError
+
+    def with_labels_of(self, splits: Splits, *, labels: Sequence[str] = (), unlabelled: bool = False) -> Self:
+        """Returns the task with its labels, after the checks of ``check_splits``, which has these arguments.
+
+        Raises:
+            DataError: The splits cannot be trained with.
+            ValueError: The labels do not fit the settings.
+        """
+        names = check_splits(splits, columns=self.columns, labels=labels, unlabelled=unlabelled)
+        return self.with_settings(labels=names) if names else self
+
+    def fit_rows(self, rows: Iterable[Row]) -> Self:
+        """Returns the task with an output that is fitted to the training rows (``Output.fit_rows``)."""
+        return replace(self, output=self.output.fit_rows(rows))
+
+    def check_split(self, rows: RowTable, source: str) -> None:
+        """Checks what only all rows of a split can tell, before a run begins.
+
+        Args:
+            rows: The training set or a validation set.
+            source: The name of the set in messages.
+
+        Raises:
+            DataError: The task cannot be trained or evaluated with these rows.
+        """
+
+    def check_rows(self, rows: Sequence[Row]) -> None:
+        """Checks a row, or the rows of a request, before they are predicted. Default: all rows are accepted.
+
+        A task that repeats a text for each part of its row overrides this method, because the length of the repeated
+        texts grows with the square of the row.
+
+        Raises:
+            DataError: The repeated texts have more than ``MOST_CHARACTERS``.
+        """
+
+    # Windows
 
     @abstractmethod
     def features(self, rows: Sequence[Row], tokenizer: "PreTrainedTokenizerBase") -> list[Feature]:
@@ -296,80 +198,114 @@ class Task(ABC, Generic[PredictionT]):
         """
         return features
 
+    def copies(self, feature: Feature, tokenizer: "PreTrainedTokenizerBase") -> Iterable[Feature]:
+        """Returns what the model reads to predict for a feature. ``Output.decode`` sees their results together.
+
+        Default: the feature. A task whose model reads a feature several times overrides this method.
+        """
+        return (feature,)
+
+    @property
+    def needs_document(self) -> bool:
+        """True if the features of a row depend on the rows around it, so that all rows come in one call."""
+        return False
+
+    @property
+    def windows_per_row(self) -> int:
+        """The number of windows of a short row. Chunks of prediction have fewer rows if it is larger."""
+        return 1
+
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        """Libraries whose versions decide what the features are. The key of the cache contains them."""
+        return ()
+
+    def cut_notes(self, cuts: Truncation) -> tuple[str, ...]:
+        """Returns sentences about rows that no window holds completely. Default: a sentence about ``max_length``."""
+        if not cuts.cut_rows:
+            return ()
+        limit = f"max_length = {self.max_length} tokens"
+        return (f"{cuts.share(cuts.cut_rows)} rows are longer than {limit} and were cut",)
+
+    def token_spans(self, rows: Sequence[Row], tokenizer: "PreTrainedTokenizerBase") -> TokenSpans:
+        """Returns what each token of each feature stands for, in the order of ``features``, for explanations."""
+        raise NotImplementedError
+
+    # The model
+
     @abstractmethod
     def head(self, config: EncoderConfig) -> Head:
         """Returns a new head. Its constructor draws its weights from torch's global generator."""
 
     @property
-    def output_kind(self) -> OutputKind:
-        """Meaning of the logits, which decides the divergence of distillation."""
-        return "softmax"
-
-    def counts(self, features: Sequence[Feature]) -> dict[str, float]:
-        """Returns the count of each term of ``loss`` for a batch of these features, by the name of the term.
-
-        Training needs the counts of a whole step before its first backward pass. Default: the number of labels, for one
-        term with the name of the task.
-        """
-        return {self.name: float(sum(len(labels) for feature in features if (labels := feature.get("labels"))))}
-
-    @abstractmethod
-    def loss(self, logits: Any, batch: PackedBatch) -> tuple[LossTerm, ...]:
-        """Returns the terms of the loss, summed over the labelled items of a batch, with the number of these items.
-
-        If a batch has no labelled item for a term, the term has count 0 and a total of 0 times the logits, because
-        processes that train together wait for each other's gradients.
-
-        Args:
-            logits: The output of the head, a tensor or a ``HeadOutput``.
-            batch: The batch with its labels.
-        """
-
-    def compact_logits(self, logits: Sequence[Any], features: Sequence[Feature]) -> Sequence[Tensor]:
-        """Returns what ``decode`` needs of the logits. Default: the logits.
-
-        Only the result is copied to the host, so a task with many logits overrides this method.
-
-        Args:
-            logits: float32 logits of each feature, ``[L]`` or ``[R, L]``, on the device.
-            features: The features. In evaluation they are the result of ``prepare``.
-        """
-        return logits
-
-    @abstractmethod
-    def decode(
-        self, compact: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
-    ) -> Sequence[PredictionT]:
-        """Returns one prediction for each row, in row order.
-
-        Args:
-            compact: The result of ``compact_logits`` for each feature, on the CPU.
-            features: The features without tokens: ``row`` (from 0 within ``rows``), ``gather_positions``, ``word_ids``
-                and ``offsets``.
-            rows: The rows, with or without labels.
-        """
-
-    @abstractmethod
-    def metrics(self, predictions: Sequence[PredictionT], rows: Sequence[Row]) -> dict[str, float]:
-        """Returns metrics with the names and scales of Hugging Face's evaluate.
-
-        Args:
-            predictions: Predictions of ``decode``.
-            rows: As many rows. Rows without labels do not count.
-        """
+    def head_kind(self) -> HeadKind | None:
+        """The head of transformers that has the parameters of this head. None if there is none."""
+        return self.output.head_kind
 
     @property
-    @abstractmethod
-    def primary_metric(self) -> str:
-        """The key of ``metrics`` by which training chooses the best checkpoint."""
+    def has_hf_head(self) -> bool:
+        """True if transformers computes the same logits from a saved folder."""
+        return self.head_kind is not None and self.output.has_hf_head
+
+    @classmethod
+    def hf_settings(cls, hf_config: Mapping[str, Any], labels: tuple[str, ...]) -> dict[str, Any]:
+        """Returns the settings that a config of transformers implies, besides lengths.
+
+        Args:
+            hf_config: The config.
+            labels: The labels of its id2label. Empty if it has none.
+        """
+        return {"labels": labels} if cls.outputs[0].has_labels else {}
+
+    @classmethod
+    def limited(cls, usable_length: int) -> dict[str, int]:
+        """Returns the default lengths, made smaller for a model that can read this number of tokens."""
+        return {"max_length": min(cls.max_length, usable_length)}
+
+    def generator(self) -> "tuple[Task[Any], float] | None":
+        """Returns the task of a smaller model that makes the inputs of training, and its width as a fraction."""
+        return None
+
+    # For readers of a card, visitors of the server, and init
+
+    @property
+    def example_rows(self) -> Sequence[Row]:
+        """Three rows without labels, in plain English."""
+        columns = [column for column in self.columns if column.required]
+        return [{column.name: column.type.parse(text) for column in columns} for text in TEXTS]
+
+    def pipeline_inputs(self, row: Row) -> Sequence[Any]:
+        """Returns the arguments of a tokenizer of transformers for a row, which are texts or lists of texts."""
+        return [row[column.name] for column in self.columns if column.required]
+
+    @property
+    def limits(self) -> tuple[str, ...]:
+        """Sentences about what these settings do not read, in addition to ``max_length``."""
+        return ()
+
+    @classmethod
+    def guess(cls, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: UserHints) -> TaskGuess | None:
+        """Returns the columns and settings with which rows fit the task, or None if they do not fit.
+
+        Args:
+            profiles: Content of each column.
+            rows: A sample of the rows, as the file has them.
+            hints: The user's options for the columns.
+        """
+        return None
+
+    @classmethod
+    def suggested(cls, words: int, longest: int) -> list[Suggestion]:
+        """Returns the lengths with which ``init`` starts a recipe.
+
+        Args:
+            words: Number of words and punctuation marks that 95 of 100 rows have at most.
+            longest: Maximum number of tokens that the model reads.
+        """
+        comment = f"tokens, because 95 of 100 rows have at most {words} words and marks"
+        return [Suggestion("max_length", suggested_length(words, longest), comment)]
 
 
 def is_dynamic(task: Task[Any]) -> bool:
     """Returns True if ``prepare`` is overridden, so that steps may see other tokens."""
     return type(task).prepare is not Task.prepare
-
-
-def labelled(rows: Sequence[Row], predictions: Sequence[PredictionT], column: str) -> list[tuple[Row, PredictionT]]:
-    """Returns the rows that have labels in this column, each with its prediction."""
-    pairs = zip(rows, predictions, strict=True)
-    return [(row, prediction) for row, prediction in pairs if row.get(column) is not None]

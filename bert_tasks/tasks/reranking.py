@@ -7,36 +7,41 @@ from typing import Any
 import torch
 
 from bert_tasks.errors import UsageError
-from bert_tasks.tasks.base import Task, require
-from bert_tasks.tasks.pair_classification import PairClassification
-from bert_tasks.tasks.sequence_classification.task import SequencePrediction
+from bert_tasks.outputs.ranking import RankedClasses, Ranking
+from bert_tasks.outputs.settings import require
+from bert_tasks.tasks.base import Task
+
+_NO_RANKING = (
+    "rank needs a model of pair-classification with problem_type = 'regression' or two labels. Load a CrossEncoder "
+    "with task='pair-classification'"
+)
 
 
 def can_rank(task: Task[Any]) -> bool:
     """Returns True if a task has one score, or two labels, for a pair of texts."""
-    return isinstance(task, PairClassification) and task.can_rank
+    return _ranking_output(task) is not None
 
 
-def ranking_task(task: Task[Any], documents: Sequence[str], top_k: int | None) -> PairClassification:
+def _ranking_output(task: Task[Any]) -> RankedClasses | Ranking | None:
+    """Returns the output of a task by whose predictions documents can be ranked, or None."""
+    output = task.output
+    return output if isinstance(output, RankedClasses | Ranking) and output.can_rank else None
+
+
+def ranking_task(task: Task[Any], documents: Sequence[str], top_k: int | None) -> Task[Any]:
     """Returns the task of a model that can rank these documents.
 
     Raises:
         UsageError: It cannot, ``documents`` is a text, or ``top_k`` is below 1.
     """
     reject = partial(require, error=UsageError)
-    if not isinstance(task, PairClassification) or not task.can_rank:
-        raise UsageError(
-            "rank needs a model of pair-classification with problem_type = 'regression' or two labels. Load a "
-            "CrossEncoder with task='pair-classification'"
-        )
+    reject(can_rank(task), _NO_RANKING)
     reject(not isinstance(documents, str), "documents is one text, expected a list of texts")
     reject(top_k is None or top_k >= 1, f"top_k is {top_k}, expected at least 1")
     return task
 
 
-def rank_documents(
-    task: PairClassification, predictions: Sequence[SequencePrediction], hf_config: Mapping[str, Any]
-) -> list[dict[str, Any]]:
+def rank_documents(task: Task[Any], predictions: Sequence[Any], hf_config: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Returns ``corpus_id`` and ``score`` of each prediction, the most relevant first.
 
     Equal scores keep their order, as in sentence-transformers.
@@ -48,16 +53,21 @@ def rank_documents(
             Default: a sigmoid.
 
     Raises:
-        UsageError: The function is neither a sigmoid nor the identity.
+        UsageError: The task cannot rank, or the function is neither a sigmoid nor the identity.
     """
+    output = _ranking_output(task)
+    if output is None:
+        raise UsageError(_NO_RANKING)
     stored = hf_config.get("sentence_transformers")
     stored = stored.get("activation_fn") if isinstance(stored, Mapping) else None
     function = hf_config.get("sbert_ce_default_activation_function") if stored is None else stored
     name = "Sigmoid" if function is None else str(function).rpartition(".")[2]
     if name not in ("Sigmoid", "Identity"):
         raise UsageError(f"config.json: activation function {function!r} is not supported. Remove it, or call predict")
-    relevance = [task.relevance(prediction) for prediction in predictions]
+    relevance = [output.relevance(prediction) for prediction in predictions]
     scores = torch.tensor(relevance)
-    scores = scores if task.labels or name == "Identity" else scores.sigmoid()
+    is_probability = bool(output.labels)
+    if not is_probability and name == "Sigmoid":
+        scores = scores.sigmoid()
     order = sorted(range(len(relevance)), key=lambda number: -relevance[number])  # the sigmoid of large numbers is 1
     return [{"corpus_id": number, "score": scores[number].item()} for number in order]

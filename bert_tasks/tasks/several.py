@@ -5,8 +5,8 @@ single name "". Code therefore loops over the heads, however many there are. Onl
 such as a metric without a name in front, does it ask for the name "".
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -18,8 +18,7 @@ from bert_tasks.data.problems import shortened
 from bert_tasks.data.splits import Splits
 from bert_tasks.errors import UsageError, argument
 from bert_tasks.tasks import TASK_NAMES
-from bert_tasks.tasks.base import Task, is_dynamic, typed_setting
-from bert_tasks.tasks.shared.fitting import Fitting
+from bert_tasks.tasks.base import Task, is_dynamic
 
 SEVERAL = "multi-task"  # the task of a recipe and of config.json
 ENTRIES = ("task", "columns", "weight")  # keys of one of several tasks besides its settings
@@ -42,7 +41,7 @@ class HeadTask:
 
     def entry(self) -> dict[str, Any]:
         """Returns the task as config.json and run.json hold it."""
-        content = {"task": self.task.name, "labels": list(self.task.labels), **Fitting.of(self.task).settings()}
+        content = {"task": self.task.name, "labels": list(self.task.output.labels), **self.task.settings()}
         if self.columns:
             content["columns"] = dict(self.columns)
         if self.weight != 1.0:
@@ -93,9 +92,9 @@ def check_heads(heads: Mapping[str, HeadTask]) -> None:
         if not name.isidentifier():
             raise ValueError(f"tasks: the name {name!r} is no word of letters, digits and _")
         task = head.task
-        if is_dynamic(task) or Fitting.of(task).generator() is not None or task.output_kind == "vocabulary":
+        if is_dynamic(task) or task.generator() is not None:
             raise ValueError(f"tasks.{name}: {task.name} cannot be one of several tasks")
-        if Fitting.of(task).sample == "group":
+        if task.sample == "group":
             raise ValueError(f"tasks.{name}: a loss over groups of rows cannot be one of several tasks")
 
 
@@ -105,26 +104,24 @@ def _task(name: str, entry: Mapping[str, Any]) -> Task[Any]:
         raise ValueError(f"tasks.{name}: unknown task {task_name!r}")
     task_class = TASK_NAMES[task_name]
     options = {key: value for key, value in entry.items() if key not in ENTRIES}
-    unknown = sorted(options.keys() - {setting.name for setting in fields(task_class)})
+    known = task_class.settings_by_name()
+    unknown = sorted(options.keys() - known.keys())
     if unknown:
         raise ValueError(f"tasks.{name}: {task_class.name} has no setting {unknown[0]!r}")
-    for setting in fields(task_class):
-        if setting.name in options:
-            value = options[setting.name]
-            try:
-                typed_setting(task_class, setting.name, value)
-            except ValidationError as error:
-                problem = error.errors()[0]["msg"]
-                raise ValueError(f"tasks.{name}: {setting.name} is {value!r}. {problem}") from None
-    plain = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
-    construct: Callable[..., Task[Any]] = task_class
-    return construct(**plain)
+    settings = {}
+    for key, value in options.items():
+        try:
+            settings[key] = known[key].typed(value)
+        except ValidationError as error:
+            problem = error.errors()[0]["msg"]
+            raise ValueError(f"tasks.{name}: {key} is {value!r}. {problem}") from None
+    return task_class.of(**settings)
 
 
 def with_labels(heads: Mapping[str, HeadTask], labels: Mapping[str, Sequence[str]]) -> dict[str, HeadTask]:
     """Returns the tasks with other labels, as far as they are given."""
     return {
-        name: replace(head, task=replace(head.task, labels=tuple(labels[name]))) if name in labels else head
+        name: replace(head, task=head.task.with_settings(labels=tuple(labels[name]))) if name in labels else head
         for name, head in heads.items()
     }
 
@@ -146,11 +143,11 @@ def labelled_heads(
     """
     labelled = {}
     for name, head in heads.items():
-        known = labels if not name else head.task.labels
+        known = labels if not name else head.task.output.labels
         rows = splits
         if name:
             rows = labelled_splits(splits, name, head.task.columns, head.columns)
-        task = Fitting.of(head.task).label(rows, labels=known, unlabelled=unlabelled)
+        task = head.task.with_labels_of(rows, labels=known, unlabelled=unlabelled)
         labelled[name] = replace(head, task=task)
     return labelled
 
@@ -160,7 +157,7 @@ def row_columns(heads: Mapping[str, HeadTask]) -> Columns:
     if "" in heads:
         return heads[""].task.columns
     return {
-        name: HeadColumns(columns=head.task.columns, names=head.columns, labels=head.task.labels)
+        name: HeadColumns(columns=head.task.columns, names=head.columns, labels=head.task.output.labels)
         for name, head in heads.items()
     }
 
@@ -181,8 +178,8 @@ def head_key(name: str, key: str) -> str:
 def fitted_values(tasks: Mapping[str, Task[Any]]) -> dict[str, Any]:
     """Returns the fields that were fitted to data, as files hold them."""
     if "" in tasks:
-        return Fitting.of(tasks[""]).values()
-    return {"fitted": {name: values for name, task in tasks.items() if (values := Fitting.of(task).values())}}
+        return tasks[""].fitted_values()
+    return {"fitted": {name: values for name, task in tasks.items() if (values := task.fitted_values())}}
 
 
 def choose_one(names: Iterable[str]) -> UsageError:

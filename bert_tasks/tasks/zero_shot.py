@@ -1,10 +1,8 @@
-"""Classification by entailment, without training for the labels.
+"""Zero-shot classification by entailment, without training for the labels.
 
 A model says if a text entails another. Each label becomes a hypothesis, and the model reads the text with every
 hypothesis (Yin, Hay and Roth, arXiv:1909.00161). Scores equal the scores of transformers' pipeline
 ``zero-shot-classification``.
-
-Shape legend: B sequences (pairs), S samples (rows), L labels, C labels of the model.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,49 +10,26 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
-from torch import Tensor
-
 from bert_tasks.data.cells import parse_text
 from bert_tasks.data.columns import Row
 from bert_tasks.data.problems import RowError, first_few
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import Head
-from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import CheckpointError, UsageError, argument
 from bert_tasks.families import CONFIG_KEY
-from bert_tasks.tasks.base import Feature, LossTerm, OutputKind, Part, Task
+from bert_tasks.outputs.entailment import EntailedClasses, EntailedLabels
+from bert_tasks.outputs.features import Feature
+from bert_tasks.tasks.base import Task
 from bert_tasks.tasks.pair_classification import PairClassification
-from bert_tasks.tasks.sequence_classification.task import (
-    SequenceClassification,
-    TextClassification,
-    TextFormats,
-    TextReport,
-)
-from bert_tasks.tasks.sequence_classification.task import SequencePrediction as SequencePrediction
-from bert_tasks.tasks.shared.encoding import truncated_texts
-from bert_tasks.tasks.shared.windows import Windows
+from bert_tasks.tasks.sequence_classification import SequenceClassification
+from bert_tasks.tasks.text_classification import TextClassification
+from bert_tasks.tasks.text_classification import TextPrediction as TextPrediction
+from bert_tasks.tasks.windows.texts import truncated_texts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 HYPOTHESIS = "This example is {}."  # the default of transformers' pipeline
-
-
-class ZeroShotFormats(TextFormats):
-    """The columns that a request to the server may not have."""
-
-    rejected_columns: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {"text_pair": "a text with labels has no second text. Remove text_pair"}
-    )
-
-
-class ZeroShotWindows(Windows):
-    """The pairs of a row."""
-
-    @property
-    def per_row(self) -> int:
-        return len(self.task.labels)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,20 +41,18 @@ class ZeroShotClassification(TextClassification):
 
     Attributes:
         hypothesis: The second text of a pair, with ``{}`` for the label.
-        entailment: The index of the model's label of entailment.
     """
 
     name: ClassVar[str] = "zero-shot-classification"
-    parts: ClassVar[tuple[type[Part], ...]] = (ZeroShotWindows, ZeroShotFormats, TextReport)
+    outputs = (EntailedClasses, EntailedLabels)
+    rejected_columns: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {"text_pair": "a text with labels has no second text. Remove text_pair"}
+    )
     hypothesis: str
-    entailment: int
 
     @property
-    def output_kind(self) -> OutputKind:
-        return "choice"
-
-    def head(self, config: EncoderConfig) -> Head:
-        raise UsageError("a model with labels that it was not trained for is neither trained nor saved")
+    def windows_per_row(self) -> int:
+        return len(self.output.labels)
 
     def features(self, rows: Sequence[Row], tokenizer: "PreTrainedTokenizerBase") -> list[Feature]:
         """Returns one window for each label. Only the text is cut, as in the pipeline.
@@ -87,40 +60,27 @@ class ZeroShotClassification(TextClassification):
         Raises:
             UsageError: A hypothesis leaves no token for the text.
         """
-        hypotheses = [self.hypothesis.replace("{}", label) for label in self.labels]
-        alone = truncated_texts([[""] * len(hypotheses), hypotheses], tokenizer, max_length=self.max_length)
+        hypotheses = [self.hypothesis.replace("{}", label) for label in self.output.labels]
+        without_text = [""] * len(hypotheses)
+        alone = truncated_texts([without_text, hypotheses], tokenizer, max_length=self.max_length)
         if max(len(pair.input_ids) for pair in alone) >= self.max_length:
             message = f"with a label it leaves no room for the text in max_length = {self.max_length} tokens"
             raise UsageError(f"{argument('hypothesis', None)}: {message}")
         if not rows:
             return []
-        texts = [[row["text"] for row in rows for _ in hypotheses], hypotheses * len(rows)]
+        texts: list[str] = []
+        for row in rows:
+            texts += [row["text"]] * len(hypotheses)
+        pairs = [texts, hypotheses * len(rows)]
         features = []
-        for pair in truncated_texts(texts, tokenizer, max_length=self.max_length, strategy="only_first"):
+        for pair in truncated_texts(pairs, tokenizer, max_length=self.max_length, strategy="only_first"):
             number, label = divmod(pair.row, len(hypotheses))
-            labels = self._labels(rows[number]) if label == 0 else None
+            labels = self.output.encode(rows[number]) if label == 0 else None
             features.append(pair.feature(row=number, labels=labels))
         return features
 
-    def _label_logits(self, logits: Tensor) -> Tensor:
-        """Returns the logit ``[B]`` of each pair's label, ``[B, C] -> [B]``."""
-        entailment = logits.select(-1, self.entailment)
-        if self.problem_type == "single_label_classification":
-            return entailment
-        # The pipeline, too, takes the first label of the model for contradiction, or the last after entailment.
-        return entailment - logits.select(-1, 0 if self.entailment else -1)
-
-    def loss(self, logits: Tensor, batch: PackedBatch) -> tuple[LossTerm]:
-        return super().loss(self._label_logits(logits).view(-1, len(self.labels)), batch)
-
-    def compact_logits(self, logits: Sequence[Tensor], features: Sequence[Feature]) -> Sequence[Tensor]:
-        return self._label_logits(torch.stack(list(logits))).unsqueeze(-1).unbind()
-
-    def decode(
-        self, compact: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
-    ) -> list[SequencePrediction]:
-        samples = torch.cat(list(compact)).view(-1, len(self.labels)).unbind() if rows else ()  # S x [L]
-        return super().decode(samples, features, rows)
+    def head(self, config: EncoderConfig) -> Head:
+        raise UsageError("a model with labels that it was not trained for is neither trained nor saved")
 
 
 def zero_shot_task(
@@ -146,11 +106,14 @@ def zero_shot_task(
     """
     option = argument("labels", None)
     classes: tuple[type[TextClassification], ...] = PairClassification, SequenceClassification
-    if not isinstance(task, classes[:1] if CONFIG_KEY in hf_config else classes):
+    if CONFIG_KEY in hf_config:
+        classes = (PairClassification,)
+    if not isinstance(task, classes):
         raise CheckpointError(f"{option}: the model must be one of {PairClassification.name}, not of {task.name}")
-    entailment = next((index for index, label in enumerate(task.labels) if label.lower().startswith("entail")), None)
+    entailment = _entailment(task.output.labels)
     if entailment is None:
-        known_labels = f"Its labels are {first_few(task.labels, 5)}" if task.labels else "It has no labels"
+        of_model = task.output.labels
+        known_labels = f"Its labels are {first_few(of_model, 5)}" if of_model else "It has no labels"
         raise CheckpointError(f"{option}: the model needs a label that begins with 'entail'. {known_labels}")
     if task.overlap is not None:
         raise UsageError(f"{option}: texts are not read in windows. Set long_texts = 'truncate'")
@@ -162,14 +125,18 @@ def zero_shot_task(
     except RowError as error:
         raise UsageError(f"{option}: {error}") from None
     is_single = len(names) > 1 and not multi_label  # a softmax over a single label would always be 1
+    output_class: type[EntailedClasses | EntailedLabels] = EntailedClasses if is_single else EntailedLabels
     return ZeroShotClassification(
-        labels=names,
+        output=output_class(labels=names, entailment=entailment),
         max_length=task.max_length,
         pooling=task.pooling,
-        problem_type="single_label_classification" if is_single else "multi_label_classification",
         hypothesis=hypothesis,
-        entailment=entailment,
     )
+
+
+def _entailment(labels: Sequence[str]) -> int | None:
+    """Returns the index of the label of entailment, or None."""
+    return next((index for index, label in enumerate(labels) if label.lower().startswith("entail")), None)
 
 
 def _label_names(labels: Sequence[str] | str) -> tuple[str, ...]:

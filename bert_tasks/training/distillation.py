@@ -29,13 +29,14 @@ from bert_tasks.model.features import tokenized
 from bert_tasks.model.multitask import AnyModel
 from bert_tasks.model.precision import float32
 from bert_tasks.model.task_model import TaskModel
+from bert_tasks.outputs.base import LossTerm
+from bert_tasks.outputs.features import Feature
+from bert_tasks.outputs.logits import DISTILLATION
+from bert_tasks.outputs.settings import require
 from bert_tasks.recipe.schema import TeacherSection
 from bert_tasks.storage import sha256, sha256_file, sha256_json
-from bert_tasks.tasks.base import Feature, FeatureKeys, LossTerm, Task, is_dynamic, require
-from bert_tasks.tasks.shared.hf_config import HFConfig
-from bert_tasks.tasks.shared.outputs import DISTILLATION, check_teachable, distillation_count, distillation_loss
-from bert_tasks.tasks.shared.report import Report
-from bert_tasks.tasks.shared.special_tokens import Frame
+from bert_tasks.tasks.base import FeatureKeys, Task, is_dynamic
+from bert_tasks.tasks.windows.frame import Frame
 from bert_tasks.training.evaluation import Validation
 from bert_tasks.training.objectives import Objective, weights_digest
 
@@ -202,7 +203,7 @@ class Distillation(TaughtObjective):
                 inputs = ((self.model, samples), (self.teacher, tokenized(table, self.teacher)))
                 predictions = [evaluate_samples(*each, table, accelerator).scores[""].predictions for each in inputs]
                 with suppress(DataError):
-                    same = Report.of(task).same(*predictions)
+                    same = task.output.agreements(*predictions)
                     shares[name] = sum(same) / max(1, len(same))
         finally:
             self.teacher.task = teacher_task
@@ -210,7 +211,7 @@ class Distillation(TaughtObjective):
 
     def counts(self, features: Sequence[Feature]) -> dict[str, float]:
         counts = super().counts(features)
-        counts |= {DISTILLATION: distillation_count(self.model.task, self.model.head, features)}
+        counts |= {DISTILLATION: self.model.task.output.divergence_count(features)}
         if self.section.hidden != "none":
             counts["hidden"] = float(sum(len(feature["input_ids"]) for feature in features))
         if self.relation_heads:
@@ -226,8 +227,9 @@ class Distillation(TaughtObjective):
             with torch.no_grad():
                 teacher, teacher_states = self._outputs(self.teacher, self._batch_of(self.teacher, batch))
         with torch.autocast(student.device.type, enabled=False):
-            terms = [replace(term, weight=term.weight * (1 - section.weight)) for term in task.loss(student, batch)]
-            distance = distillation_loss(task, self.model.head, student, teacher, batch, section.temperature)
+            own = task.output.loss(student, batch)
+            terms = [replace(term, weight=term.weight * (1 - section.weight)) for term in own]
+            distance = divergence_term(task, student, teacher, batch, section.temperature)
             terms.append(replace(distance, weight=section.weight))
             terms += self._state_terms(states, teacher_states, batch.layout)
         return tuple(terms)
@@ -261,6 +263,20 @@ class Distillation(TaughtObjective):
             yield LossTerm(name="relations", total=total, count=count, weight=section.relations_weight)
 
 
+def divergence_term(task: Task, student: Any, teacher: Any, batch: PackedBatch, temperature: float) -> LossTerm:
+    """Returns the distance of a student's logits from its teacher's logits. See ``Output.divergence``."""
+    total, count = task.output.divergence(student, teacher, batch, temperature)
+    return LossTerm(name=DISTILLATION, total=total, count=total.new_full((), count).detach())
+
+
+def check_teachable(task: Task) -> None:
+    """Raises UsageError if a model of this task cannot learn from a teacher."""
+    if task.generator() is not None:
+        raise UsageError(f"{task.name} cannot learn from a teacher")
+    if task.output.no_teacher_reason is not None:
+        raise UsageError(task.output.no_teacher_reason)
+
+
 def head_of(feature: Mapping[str, Any]) -> str:
     """Returns the name of the head that reads a feature, which only features of several tasks hold."""
     name = feature.get("head")
@@ -273,7 +289,7 @@ def load_teacher(name: str, task: Task, *, revision: str | None) -> TaskModel:
     Raises:
         CheckpointError: The folder has no trained head for the task and its labels.
     """
-    options: dict[str, Any] = {"labels": task.labels} if task.labels else {}
+    options: dict[str, Any] = {"labels": task.output.labels} if task.output.labels else {}
     try:
         teacher: TaskModel = TaskModel.from_pretrained(name, task=type(task), revision=revision, **options)
     except CheckpointError as error:
@@ -310,13 +326,13 @@ def check_teacher(teacher: TaskModel, model: TaskModel) -> None:
         f"the teacher's task is {other.name}, but the model's is {task.name}. Both need the same task",
     )
     check_teachable(other)
-    labels, other_labels = (", ".join(each.labels) if each.labels else "none" for each in (task, other))
+    labels, other_labels = (", ".join(each.output.labels) if each.output.labels else "none" for each in (task, other))
     reject(
-        task.labels == other.labels,
+        task.output.labels == other.output.labels,
         f"the teacher's labels are {other_labels}, but the model's are {labels}. Both need the same label order",
     )
     reject(
-        HFConfig.of(task).entries == HFConfig.of(other).entries,
+        task.output.hf_config() == other.output.hf_config(),
         "the teacher's logits mean something else, because its task has other settings, such as problem_type",
     )
     reject(

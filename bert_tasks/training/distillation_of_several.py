@@ -22,14 +22,18 @@ from bert_tasks.model.multitask import AnyModel, MultiTaskModel
 from bert_tasks.model.precision import float32
 from bert_tasks.model.shared_heads import HeadBatch, SharedOutput
 from bert_tasks.model.task_model import TaskModel
+from bert_tasks.outputs.base import LossTerm
+from bert_tasks.outputs.features import Feature
+from bert_tasks.outputs.logits import DISTILLATION
+from bert_tasks.outputs.settings import require
 from bert_tasks.recipe.schema import TeacherSection
-from bert_tasks.tasks.base import Feature, LossTerm, Task, require
-from bert_tasks.tasks.shared.outputs import DISTILLATION, distillation_count, distillation_loss
+from bert_tasks.tasks.base import Task
 from bert_tasks.training.distillation import (
     LOGITS,
     Distillation,
     TaughtObjective,
     check_teacher,
+    divergence_term,
     load_teacher,
     teacher_name,
 )
@@ -114,8 +118,8 @@ class DistillationOfSeveral(TaughtObjective):
         counts = self.model.counts(features)
         for name in self.teachers:
             members = [feature for feature in features if feature.get("head") == name]
-            student = self.model.heads[name]
-            counts[f"{name}/{DISTILLATION}"] = distillation_count(student.task, student.head, members)
+            output = self.model.heads[name].task.output
+            counts[f"{name}/{DISTILLATION}"] = output.divergence_count(members)
         return counts
 
     def forward(self, batch: PackedBatch) -> tuple[LossTerm, ...]:
@@ -130,9 +134,8 @@ class DistillationOfSeveral(TaughtObjective):
                 share = 1 - section.weight if term.name.partition("/")[0] in self.teachers else 1.0
                 terms.append(replace(term, weight=term.weight * share))
             for name, logits in teacher_logits.items():
-                of_head = model.heads[name]
-                inputs = (of_head.task, of_head.head, student.logits[name], logits, batches[name])
-                term = distillation_loss(*inputs, section.temperature)
+                task = model.heads[name].task
+                term = divergence_term(task, student.logits[name], logits, batches[name], section.temperature)
                 present = float(len(batches[name].numbers) > 0)  # a head without rows reads the first sequence
                 total, weight = term.total * present, section.weight * model.weights[name]
                 name = f"{name}/{DISTILLATION}"

@@ -19,14 +19,13 @@ from bert_tasks.model.multitask import AnyModel
 from bert_tasks.recipe.schema import RunSection
 from bert_tasks.tasks.base import Task
 from bert_tasks.tasks.several import head_key
-from bert_tasks.tasks.shared.report import Report
 
 Validation = Mapping[str, tuple[Samples, RowTable]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluated:
-    """Metrics by ``metric_key``, the tuned task of each head and ``Report.collapse`` of all sets."""
+    """Metrics by ``metric_key``, the tuned task of each head and ``Output.degeneracy`` of all sets."""
 
     metrics: dict[str, float]
     tasks: Mapping[str, Task]
@@ -89,9 +88,8 @@ def metric_metadata(tasks: Mapping[str, Task], run: RunSection, sets: Sequence[s
     lower: set[str] = set()
     neutral: set[str] = set()
     for name, task in tasks.items():
-        report = Report.of(task)
-        lower |= {head_key(name, metric) for metric in report.lower_is_better}
-        neutral |= {head_key(name, metric) for metric in report.neutral_metrics}
+        lower |= {head_key(name, metric) for metric in task.output.lower_is_better}
+        neutral |= {head_key(name, metric) for metric in task.output.neutral_metrics}
     untuned_too = {untuned(primary)} if primary in lower else set()
     return {
         "sets": list(sets),

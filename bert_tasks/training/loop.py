@@ -39,7 +39,6 @@ from bert_tasks.model.pretrained import CheckpointFolder, stored_tasks
 from bert_tasks.recipe.check import fit_to_splits
 from bert_tasks.recipe.schema import OptimSection, RunSection
 from bert_tasks.storage import locked
-from bert_tasks.tasks.shared.fitting import Fitting
 from bert_tasks.training import files as outputs
 from bert_tasks.training.checkpoints import remove_checkpoints
 from bert_tasks.training.evaluation import Validation, check_metric, evaluate_all, metric_metadata, rank_of
@@ -412,7 +411,7 @@ class Trainer:
             where = f" of the validation set {name!r}" if name else ""
             remedies = [f"a lower learning_rate (now {self.optim.learning_rate:g})"]
             for task in state.tasks.values():
-                remedies += [remedy for remedy in Fitting.of(task).remedies if remedy not in remedies]
+                remedies += [remedy for remedy in task.output.remedies if remedy not in remedies]
             epochs = self.steps.order.epochs(self.steps.plan.total)
             notes = (
                 *notes,

@@ -13,8 +13,10 @@ from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.model.encoder_with_heads import ForwardFn
 from bert_tasks.model.multitask import AnyModel
 from bert_tasks.model.precision import float32
+from bert_tasks.outputs.base import LossTerm
+from bert_tasks.outputs.features import Feature
 from bert_tasks.storage import sha256
-from bert_tasks.tasks.base import Feature, FeatureKeys, LossTerm, is_dynamic
+from bert_tasks.tasks.base import FeatureKeys, is_dynamic
 from bert_tasks.training.evaluation import Validation
 
 
@@ -50,7 +52,7 @@ class Objective(nn.Module, ABC):
         return self.model.prepare(features, keys, corpus)
 
     def counts(self, features: Sequence[Feature]) -> dict[str, float]:
-        """Returns the count of each loss term for prepared features. See ``Task.counts``."""
+        """Returns the count of each loss term for prepared features. See ``Output.counts``."""
         return self.model.counts(features)
 
     @property

@@ -12,8 +12,7 @@ from bert_tasks.families import family_of
 from bert_tasks.model.encoder_with_heads import ForwardFn
 from bert_tasks.model.replaced_tokens import replaced_token_output
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.tasks.base import LossTerm
-from bert_tasks.tasks.shared.fitting import Fitting
+from bert_tasks.outputs.base import LossTerm
 from bert_tasks.training import files as outputs
 from bert_tasks.training.objectives import Objective
 
@@ -79,7 +78,7 @@ def make_generator(model: TaskModel, *, seed: int) -> TaskModel:
     Raises:
         UsageError: The task has no generator.
     """
-    generator_task = Fitting.of(model.task).generator()
+    generator_task = model.task.generator()
     if generator_task is None:
         raise UsageError(f"{model.task.name} has no generator")
     task, share = generator_task

@@ -16,11 +16,9 @@ from bert_tasks.model.multitask import AnyModel, MultiTaskModel, new_model, pret
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe.check import LoadedRecipe, prepare, report_on
 from bert_tasks.recipe.schema import Recipe, TeacherSection, load_recipe, resolved_toml
-from bert_tasks.tasks.shared.fitting import Fitting
-from bert_tasks.tasks.shared.outputs import check_teachable
 from bert_tasks.training import files as outputs
 from bert_tasks.training.checkpoints import checkpoints
-from bert_tasks.training.distillation import Distillation, load_teacher
+from bert_tasks.training.distillation import Distillation, check_teachable, load_teacher
 from bert_tasks.training.distillation_of_several import DistillationOfSeveral, Teacher, load_teachers
 from bert_tasks.training.loop import Callback, Trainer, prepare_model
 from bert_tasks.training.objectives import Objective, Supervised
@@ -76,7 +74,7 @@ def make_objective(
             return Supervised(model)
         teachers = load_teachers(model.tasks, section.name if teacher is None else teacher, revision=section.revision)
         return DistillationOfSeveral(model, teachers, section)
-    if Fitting.of(model.task).generator() is not None:
+    if model.task.generator() is not None:
         if section is not None:
             check_teachable(model.task)  # rejects the teacher
         return ReplacedTokenDetection(model, make_generator(model, seed=seed))

@@ -10,7 +10,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 from typing import Any, Self
@@ -31,13 +31,11 @@ from bert_tasks.metrics.tables import MetricTable, metrics_by_set
 from bert_tasks.model.features import input_notes
 from bert_tasks.model.heads import metric_table
 from bert_tasks.model.multitask import AnyModel
+from bert_tasks.outputs.notebook import html_table
 from bert_tasks.recipe.schema import RunSection
 from bert_tasks.storage import remove_temporaries
-from bert_tasks.tasks import typed_setting
 from bert_tasks.tasks.base import Task
 from bert_tasks.tasks.several import fitted_values
-from bert_tasks.tasks.shared.fitting import Fitting
-from bert_tasks.tasks.shared.notebook import html_table
 from bert_tasks.training import checkpoints as checkpointing
 from bert_tasks.training import files as outputs
 from bert_tasks.training.checkpoints import RunState
@@ -66,7 +64,8 @@ class TrainerState:
         best, last: Metrics of the best and of the last evaluation.
         best_value, best_loss: Rank of the best model (see ``rank_of``).
         best_step: Optimizer steps of the best model. 0 if there is none yet.
-        best_collapse: Collapse of the best model on the validation set that its metric belongs to (see `Report`).
+        best_collapse: Collapse of the best model on the validation set that its metric belongs to. See
+            ``Output.degeneracy``.
         since_best: Evaluations since the best one.
         seconds: Time spent on training, without evaluation and saving.
         overflows: Consecutive steps that fp16 skipped.
@@ -135,16 +134,16 @@ class TrainerState:
 
 def _tuned(task: Task, values: Mapping[str, Any]) -> Task:
     """Returns a task with fitted values from a checkpoint. Raises ValueError if one is damaged."""
-    known = Fitting.of(task).fields
-    if not isinstance(values, Mapping) or values.keys() - set(known):
+    known = {name: setting for name, setting in task.settings_by_name().items() if setting.is_fitted}
+    if not isinstance(values, Mapping) or values.keys() - known.keys():
         raise ValueError(f"tuned has other fields than {', '.join(known)}")
     checked = {}
     for name, value in values.items():
         try:
-            checked[name] = typed_setting(type(task), name, value)
+            checked[name] = known[name].typed(value)
         except ValidationError as error:
             raise ValueError(f"tuned.{name} = {shortened(value)}, {error.errors()[0]['msg']}") from None
-    return replace(task, **checked)
+    return task.with_settings(**checked)
 
 
 @dataclass(frozen=True, kw_only=True)

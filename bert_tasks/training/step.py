@@ -30,8 +30,9 @@ from torch import Tensor, nn
 from bert_tasks.data.table import Samples, token_batches
 from bert_tasks.encoder.cpu import reuse_bfloat16_weights
 from bert_tasks.errors import DivergedError
+from bert_tasks.outputs.features import Feature
 from bert_tasks.recipe.schema import OptimSection
-from bert_tasks.tasks.base import Feature, FeatureKeys
+from bert_tasks.tasks.base import FeatureKeys
 from bert_tasks.training.objectives import Objective
 from bert_tasks.training.optim import ModelOptimizer, OptimizerFactory
 from bert_tasks.training.sampling import SampleOrder, learning_rate_factor, rank_share, step_seed

@@ -48,8 +48,7 @@ from bert_tasks.serving.limits import Limits
 from bert_tasks.serving.requests import BodyReader, parsed_body
 from bert_tasks.tasks import TASKS, SequenceClassification
 from bert_tasks.tasks.base import Task
-from bert_tasks.tasks.shared.card import Card
-from bert_tasks.tasks.shared.features import checked_features
+from bert_tasks.tasks.features import checked_features
 from bert_tasks.terminal import printable
 from bert_tasks.training import checkpoints as checkpointing
 from campaigns import binary_files as binary
@@ -91,7 +90,7 @@ def acting(text: str) -> set[str]:
 
 
 def _task(name: str) -> Task:
-    return TASKS[name](**({"labels": ("a", "b")} if name.endswith("classification") else {}))
+    return TASKS[name].of(**({"labels": ("a", "b")} if name.endswith("classification") else {}))
 
 
 def _table(task: str, name: str, format: str | None = None) -> Read:
@@ -214,7 +213,7 @@ def saved_model(folder: Path) -> Path:
             "hidden_dropout_prob": 0.1,
             "attention_probs_dropout_prob": 0.1,
         }
-        TaskModel(config, SequenceClassification(labels=("a", "b"), max_length=16)).save_pretrained(folder)
+        TaskModel(config, SequenceClassification.of(labels=("a", "b"), max_length=16)).save_pretrained(folder)
         words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmno"]
         (folder / "vocab.txt").write_text("\n".join(words) + "\n", "utf-8")
     return folder
@@ -360,7 +359,7 @@ def loaders(folder: Path) -> Mapping[str, Target]:
 
 def _body(task: Task, model: TaskModel) -> Read:
     """Reads the body of a request as far as the server does before the model runs."""
-    reader = BodyReader(without_labels(task.columns), Limits(), {}, rejected=Card.of(task).rejected_columns)
+    reader = BodyReader(without_labels(task.columns), Limits(), {}, rejected=task.rejected_columns)
 
     def read(content: bytes, folder: Path) -> object:
         try:
@@ -386,7 +385,7 @@ def requests(folder: Path) -> Mapping[str, Target]:
 
 
 def _rows(task: Task) -> bytes:
-    return json.dumps({"inputs": list(Card.of(task).example_rows)}).encode()
+    return json.dumps({"inputs": list(task.example_rows)}).encode()
 
 
 @contextmanager

@@ -65,6 +65,7 @@ NEIGHBOURS: dict[str, tuple[str, ...]] = {
     "inference": ("cli/test_commands.py",),
     "metrics": ("report/test_resampling.py", "tasks"),
     "model": ("tasks/test_contract.py", "inference/test_files.py", "training/test_replaced_tokens.py"),
+    "outputs": ("tasks", "inference/test_files.py", "serving/test_app.py", "report/test_build.py", "report"),
     "recipe": ("cli/test_commands.py", "training/test_run.py"),
     "storage": ("checkpoints/test_save.py", "training/test_files.py", "cli/test_commands.py"),
     "tasks": ("inference/test_files.py", "serving/test_app.py", "report/test_build.py", "init/test_recipe.py"),

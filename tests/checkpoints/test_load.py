@@ -21,7 +21,6 @@ from bert_tasks.families import encoder_config, family_of, parameter_map
 from bert_tasks.model.encoder import Encoder
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import MaskedLanguageModeling, MultipleChoice, ReplacedTokens, Task
-from bert_tasks.tasks.shared.hf_config import HFConfig
 from support.hf_models import (
     FAMILIES,
     HEADS,
@@ -313,11 +312,11 @@ def test_published_models_have_as_many_parameters_as_they_are_named_for(name: st
 def test_keys_and_shapes_of_heads_of_pretraining_and_choices(name: str) -> None:
     """What transformers ties to the word embeddings, or to another bias, is in no file."""
     family_name, values = PUBLISHED[name]
-    tasks: dict[str, Task] = {"ForMaskedLM": MaskedLanguageModeling(), "ForMultipleChoice": MultipleChoice()}
+    tasks: dict[str, Task] = {"ForMaskedLM": MaskedLanguageModeling.of(), "ForMultipleChoice": MultipleChoice.of()}
     if family_name in ("bert", "albert", "ernie"):
-        tasks["ForPreTraining"] = MaskedLanguageModeling(sentence_objective="sop")
+        tasks["ForPreTraining"] = MaskedLanguageModeling.of(sentence_objective="sop")
     elif family_name == "electra":
-        tasks["ForPreTraining"] = ReplacedTokens()
+        tasks["ForPreTraining"] = ReplacedTokens.of()
     if family_name not in WITH_CHOICE:
         del tasks["ForMultipleChoice"]
     for suffix, task in tasks.items():
@@ -326,8 +325,8 @@ def test_keys_and_shapes_of_heads_of_pretraining_and_choices(name: str) -> None:
         raw = config.to_dict()
         with torch.device("meta"):
             theirs, ours = hf_class_of_head(config), TaskModel(raw, task)
-        assert HFConfig.of(task).head is not None
-        names = parameter_map(family_of(raw), encoder_config(raw), head=HFConfig.of(task).head, pooler=False)
+        assert task.head_kind is not None
+        names = parameter_map(family_of(raw), encoder_config(raw), head=task.head_kind, pooler=False)
         shapes = {
             source: torch.Size([shape[0] // len(names[key]), *shape[1:]])
             for key, shape in ((key, value.shape) for key, value in ours.state_dict().items())

@@ -23,8 +23,9 @@ from bert_tasks.cli.options import write_options
 from bert_tasks.inference import evaluation, prediction
 from bert_tasks.init import recipe as init_recipe
 from bert_tasks.model.task_model import TaskModel
+from bert_tasks.outputs.base import LossTerm
+from bert_tasks.outputs.classes import Classes
 from bert_tasks.tasks import PairClassification, SequenceClassification
-from bert_tasks.tasks.base import LossTerm
 from support.small_checkpoints import save_checkpoint
 from support.small_tokenizers import LINES
 
@@ -113,14 +114,16 @@ def base(unigram_tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.Te
 @pytest.fixture(scope="module")
 def model(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
-    TaskModel.from_pretrained(base, task=SequenceClassification(labels=LABELS, max_length=32)).save_pretrained(folder)
+    TaskModel.from_pretrained(base, task=SequenceClassification.of(labels=LABELS, max_length=32)).save_pretrained(
+        folder
+    )
     return folder
 
 
 @pytest.fixture(scope="module")
 def pairs(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder, labels = tmp_path_factory.mktemp("pairs"), ("contradiction", "entailment", "neutral")
-    TaskModel.from_pretrained(base, task=PairClassification(labels=labels, max_length=32)).save_pretrained(folder)
+    TaskModel.from_pretrained(base, task=PairClassification.of(labels=labels, max_length=32)).save_pretrained(folder)
     return folder
 
 
@@ -245,13 +248,13 @@ class TestTrain:
         assert "the dry run wrote no files" in text
 
     def test_divergence(self, recipe: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-        whole = SequenceClassification.loss
+        whole = Classes.loss
 
-        def broken(self: SequenceClassification, *arguments: Any) -> tuple[LossTerm]:
+        def broken(self: Classes, *arguments: Any) -> tuple[LossTerm]:
             (loss,) = whole(self, *arguments)
             return (replace(loss, total=loss.total * float("nan")),)
 
-        monkeypatch.setattr(SequenceClassification, "loss", broken)
+        monkeypatch.setattr(Classes, "loss", broken)
         message = failure(run("train", recipe, "--quiet"), 5)
         assert message.startswith("error: ")
         assert "step" in message
@@ -296,7 +299,7 @@ class TestEvaluate:
         assert json.loads(evaluated.out) == trained["metrics"]
 
     def test_what_is_not_a_number_is_null_in_json(self, base: Path, data: Path, tmp_path: Path, run: Run) -> None:
-        task = SequenceClassification(problem_type="regression", max_length=32)
+        task = SequenceClassification.of(problem_type="regression", max_length=32)
         TaskModel.from_pretrained(base, task=task).save_pretrained(tmp_path / "numbers")
         constant = write_csv(tmp_path / "constant.csv", [(line, "1.5") for line in LINES])
         result = run("evaluate", tmp_path / "numbers", constant, "--json")
@@ -344,7 +347,7 @@ WRONG_LABELS: list[tuple[tuple[str, ...], int, str]] = [
     ((*ABOUT[:3], "It is so."), 2, "--hypothesis: it needs {} for the label, once. Write it as 'This example is {}.'"),
     ((*ABOUT[:3], "{} or {}"), 2, "--hypothesis: it needs {} for the label, once."),
     ((*ABOUT[:3], "a " * 60 + "{}"), 2, "--hypothesis: with a label it leaves no room for the text in max_length = 32"),
-    ((*ABOUT, "--explain"), 2, "zero-shot-classification has no explanations"),
+    ((*ABOUT, "--explain"), 2, "was not trained for has no explanations"),
     ((*ABOUT, "--text-pair", "b"), 2, "--labels and --text-pair exclude each other"),
 ]
 
@@ -374,7 +377,7 @@ class TestZeroShot:
     def test_other_models(self, base: Path, model: Path, tmp_path: Path, run: Run) -> None:
         message = failure(run("predict", model, "--text", "a", *ABOUT), 4)
         assert "--labels: the model must be one of pair-classification, not of sequence-classification" in message
-        TaskModel.from_pretrained(base, task=PairClassification(labels=("no", "yes"), max_length=9)).save_pretrained(
+        TaskModel.from_pretrained(base, task=PairClassification.of(labels=("no", "yes"), max_length=9)).save_pretrained(
             tmp_path
         )
         message = failure(run("predict", tmp_path, "--text", "a", *ABOUT), 4)
@@ -555,7 +558,11 @@ WRONG_WEIGHTS = (
     (TOKENS, 'class_weights="even"', "expected 'balanced' or"),
     (CRF, "focal_gamma=2.0", "do not apply to crf = true, whose loss is of whole sentences, not of words"),
     (CRF, 'class_weights="balanced"', "class_weights and focal_gamma do not apply to crf = true"),
-    (('labels = ["calm", "glad"]', 'problem_type = "regression"'), "focal_gamma=2.0", "which predicts numbers"),
+    (
+        ('labels = ["calm", "glad"]', 'problem_type = "regression"'),
+        "focal_gamma=2.0",
+        "focal_gamma does not apply to problem_type = 'regression'",
+    ),
     (("max_length", "label_smoothing = 0.1\nmax_length"), "focal_gamma=2.0", "label_smoothing has no focal loss"),
 )
 

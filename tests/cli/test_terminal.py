@@ -38,7 +38,9 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *ar
 def model(unigram_tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPathFactory) -> Path:
     base, folder = tmp_path_factory.mktemp("base"), tmp_path_factory.mktemp("model")
     save_checkpoint(base, "albert", unigram_tokenizer)
-    TaskModel.from_pretrained(base, task=SequenceClassification(labels=LABELS, max_length=32)).save_pretrained(folder)
+    TaskModel.from_pretrained(base, task=SequenceClassification.of(labels=LABELS, max_length=32)).save_pretrained(
+        folder
+    )
     return folder
 
 

@@ -178,7 +178,7 @@ def test_rows_that_nobody_accepted_are_skipped_and_counted(tmp_path: Path) -> No
 def test_chosen_labels_are_labels_of_the_text(name: str, item: object, tmp_path: Path) -> None:
     path = tmp_path / name
     path.write_text(json.dumps([item] if name.endswith(".json") else item))
-    columns = SequenceClassification(labels=("A", "B")).columns
+    columns = SequenceClassification.of(labels=("A", "B")).columns
     (row,) = read_table(path, columns=columns, cache_dir=tmp_path)
     assert (row["text"], row["label"]) == ("a", "A")
 
@@ -274,7 +274,7 @@ def test_a_model_that_has_learnt_the_spans_predicts_them(checkpoint: Path, tmp_p
     """From a file of an annotation tool to the characters of predictions, in any script."""
     path = write("cluener.jsonl", tmp_path)
     labels = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
-    model = TaskModel.from_pretrained(checkpoint, task=TokenClassification(labels=labels, max_length=48))
+    model = TaskModel.from_pretrained(checkpoint, task=TokenClassification.of(labels=labels, max_length=48))
     reading = {"columns": {"entities": "label"}, "epochs": 30, "eval_steps": 30, "learning_rate": 4e-3, "batch_size": 5}
     fit(model, path, path, output_dir=tmp_path / "run", progress=False, report=False, **reading)
     predictions = model.predict([text for text, _ in TEXTS])

@@ -15,8 +15,8 @@ from bert_tasks.data.problems import RowErrors
 from bert_tasks.data.readers import ReadOptions
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import DataError
-from bert_tasks.tasks.shared.rendering import Rendering
-from bert_tasks.tasks.token_classification.task import TokenClassification, TokenPrediction
+from bert_tasks.outputs.tag_prediction import TokenPrediction
+from bert_tasks.tasks.token_classification import TokenClassification
 
 WORDS = Column(name="words", kind="words")
 TAGS = Column(name="tags", kind="tags", required=False)
@@ -193,14 +193,15 @@ def test_no_word_is_lost_to_a_comment(
 @settings(max_examples=60, deadline=None)
 def test_rendered_predictions_come_back(text: list[list[str]], data: st.DataObject) -> None:
     """What ``predict`` writes as CoNLL holds every word of known tags, a sentence's first one too."""
-    task = TokenClassification(labels=("#", "NN", "SYM"), scheme="raw")
-    tags = [[data.draw(st.sampled_from(task.labels)) for _ in words] for words in text]
+    task = TokenClassification.of(labels=("#", "NN", "SYM"), scheme="raw")
+    tags = [[data.draw(st.sampled_from(task.output.labels)) for _ in words] for words in text]
     text, tags = [["w", "w"], *text], [["NN", "SYM"], *tags]
     predictions = [
         TokenPrediction(words=tuple(words), tags=tuple(sentence_tags), scores=(1.0,) * len(words), entities=())
         for words, sentence_tags in zip(text, tags, strict=True)
     ]
-    content = Rendering.of(task).render(".conll", predictions, [{"words": words} for words in text])[""]
+    rows = [{"words": words} for words in text]
+    content = task.output.files[".conll"].render(task.output, ".conll", predictions, rows)[""]
     assert [[word for word, _ in sentence] for sentence in read_back(content)] == text
 
 

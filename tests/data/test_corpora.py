@@ -131,7 +131,7 @@ def test_training_rows_are_documents_also_with_a_teacher(tmp_path: Path, unlabel
 def test_a_tagger_reads_a_text_on_each_line_whatever_it_writes(tmp_path: Path) -> None:
     path = tmp_path / "rows.text"
     path.write_text("a b\nc d\n\ne f\n")
-    task: Any = TokenClassification(labels=("O", "B-X", "I-X"))
+    task: Any = TokenClassification.of(labels=("O", "B-X", "I-X"))
     counts = [len(load_table(path, task.columns, labels=labels)) for labels in ("unread", "optional")]
     assert counts == [4, 4]
 

@@ -259,7 +259,7 @@ def test_a_part_has_the_features_of_the_whole(
 ) -> None:
     """All parts are tokenised once, and give what each of them gives alone."""
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
-    task = SequenceClassification(labels=TASK.labels, max_length=8, long_texts="windows", doc_stride=1)
+    task = SequenceClassification.of(labels=TASK.output.labels, max_length=8, long_texts="windows", doc_stride=1)
     model = load_model(checkpoint, task)
     whole = RowTable.from_rows(make_rows(30), "rows", task.columns)
     indices = [3, 4, 9, 20, 29]

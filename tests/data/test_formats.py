@@ -55,7 +55,7 @@ def test_splits_init_and_predict_know_the_extension(tmp_path: Path, bpe_tokenize
     assert read_sample(path, ReadOptions()).columns == ("review", "label")
     save_checkpoint(tmp_path / "base", "roberta", bpe_tokenizer)
     model = TaskModel.from_pretrained(
-        tmp_path / "base", task=SequenceClassification(labels=("bad", "good"), max_length=16)
+        tmp_path / "base", task=SequenceClassification.of(labels=("bad", "good"), max_length=16)
     )
     assert [row.label for row in predict(model, path)] == [row.label for row in model.predict(["fine", "poor"])]
 

@@ -28,8 +28,8 @@ LABELS: Mapping[str, list[Any]] = {
     "categories": pandas.Categorical(["x", "y", "x", "y"]),
 }
 TASKS: Mapping[str, Task] = {
-    "label": SequenceClassification(),
-    "number": SequenceClassification(problem_type="regression"),
+    "label": SequenceClassification.of(),
+    "number": SequenceClassification.of(problem_type="regression"),
 }
 
 

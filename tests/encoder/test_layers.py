@@ -31,7 +31,7 @@ def batch_of(ids: Sequence[list[int]], *, position_offset: int) -> PackedBatch:
 
 
 def task_model(family: str, *, pooling: Pooling = "cls", dtype: torch.dtype = torch.float64) -> TaskModel:
-    task = SequenceClassification(labels=("a", "b", "c"), max_length=48, pooling=pooling)
+    task = SequenceClassification.of(labels=("a", "b", "c"), max_length=48, pooling=pooling)
     model = TaskModel(hf_config(family).to_dict(), task).to(dtype).eval()
     widen(model, seed=0)
     return model
@@ -91,7 +91,7 @@ def test_logits_and_gradients_do_not_depend_on_the_groups(slack: float, monkeypa
 def test_two_threads_give_the_same_bits_twice(pooling: Pooling) -> None:
     """Few different tokens, so that many rows add up in one row of a table; enough rows to be split over threads."""
     config = hf_config("bert", hidden_size=64, num_hidden_layers=1).to_dict()
-    task = SequenceClassification(labels=("a", "b", "c"), max_length=48, pooling=pooling)
+    task = SequenceClassification.of(labels=("a", "b", "c"), max_length=48, pooling=pooling)
     model = TaskModel(config, task).train()
     ids = [[3 + token % 4 for token in tokens] for tokens in random_ids(LENGTHS * 6)]
     batch = batch_of(ids, position_offset=0)
@@ -109,7 +109,7 @@ def test_two_threads_give_the_same_bits_twice(pooling: Pooling) -> None:
 @pytest.mark.parametrize("pooling", ["cls", "mean", "max", "attention"])
 def test_bfloat16_stays_near_single_precision(family: str, pooling: Pooling) -> None:
     """At the initial weights that training starts from; bfloat16 has 8 bits."""
-    task = SequenceClassification(labels=("a", "b", "c"), max_length=48, pooling=pooling)
+    task = SequenceClassification.of(labels=("a", "b", "c"), max_length=48, pooling=pooling)
     torch.manual_seed(0)
     model = TaskModel(hf_config(family).to_dict(), task).eval()
     batch = batch_of(random_ids(), position_offset=model.config.position_offset)
@@ -147,7 +147,7 @@ def test_activations() -> None:
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family != "modernbert"])  # test_modernbert.py
 @torch.no_grad()
 def test_initial_weights(family: str) -> None:
-    model = TaskModel(hf_config(family).to_dict(), SequenceClassification(labels=("a", "b"), max_length=48))
+    model = TaskModel(hf_config(family).to_dict(), SequenceClassification.of(labels=("a", "b"), max_length=48))
     initialize(model, model.config)
     for module in model.modules():
         bias = getattr(module, "bias", None)

@@ -139,7 +139,7 @@ def test_logits_loss_gradients_and_adamw_steps_are_those_of_peft(
             expected = logits[batch.attention_mask.bool()].square().sum() / sum(LENGTHS)
         with adapters.attached():
             assert (packed_output(ours, batch) - logits)[batch_mask(logits, batch)].abs().max() <= 1e-10
-            (term,) = ours.task.loss(ours(packed), packed)
+            (term,) = ours.task.output.loss(ours(packed), packed)
             loss = term.total / term.count
             loss.backward()
         expected.backward()

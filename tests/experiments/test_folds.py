@@ -22,12 +22,12 @@ from bert_tasks.experiments.folds import (
     write_predictions,
 )
 from bert_tasks.experiments.seeds import train_seeds
+from bert_tasks.outputs.classes import ClassPrediction
 from bert_tasks.recipe.schema import Recipe
 from bert_tasks.report import make_report
 from bert_tasks.report.collect import gather, with_file_columns
 from bert_tasks.report.label_issues import LabelIssue, issue_cells
 from bert_tasks.report.results import file_cells
-from bert_tasks.tasks.sequence_classification.task import SequencePrediction
 from support.training_runs import TASK, make_rows
 
 ROWS = 24
@@ -92,7 +92,7 @@ def test_rows_of_several_files_name_their_file(tmp_path: Path) -> None:
     """Lines are counted in each file."""
     files = [RowTable.from_rows(make_rows(count), name) for name, count in (("a.csv", 2), ("b.csv", 3))]
     whole = RowTable.joined(files)
-    prediction = SequencePrediction(label="positive", score=1.0, scores={"negative": 0.0, "positive": 1.0})
+    prediction = ClassPrediction(label="positive", score=1.0, scores={"negative": 0.0, "positive": 1.0})
     parts = [
         FoldPredictions(fold=fold, table=whole.select_part(indices), predictions=[prediction] * len(indices))
         for fold, indices in enumerate(([0, 3], [1, 2, 4]), start=1)
@@ -147,8 +147,8 @@ def test_metrics_are_of_all_rows_and_of_each_fold(finished: tuple[FoldsResult, R
 def test_weights_are_fitted_and_labels_ordered_alike(finished: tuple[FoldsResult, Recipe]) -> None:
     result, _ = finished
     tasks = [TaskModel.from_pretrained(run.output_dir / "model").task for run in result.runs]
-    assert {task.labels for task in tasks} == {("negative", "positive")}
-    assert all(len(task.balanced_weights) == 2 for task in tasks)
+    assert {task.output.labels for task in tasks} == {("negative", "positive")}
+    assert all(len(task.output.balanced_weights) == 2 for task in tasks)
 
 
 def test_a_finished_cross_validation_is_only_reported(finished: tuple[FoldsResult, Recipe]) -> None:

@@ -247,7 +247,7 @@ def run_of(seed, *, failure=None, **metrics):
         stopped_early=False,
         train_seconds=0.0,
         output_dir=None,
-        tasks={"": SequenceClassification()},
+        tasks={"": SequenceClassification.of()},
         validation_sets=("",),
     )
     return SeedRun(seed=seed, output_dir=None, result=None if failure else result, failure=failure)

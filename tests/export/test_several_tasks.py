@@ -15,7 +15,7 @@ from bert_tasks.cli.app import app
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.export import export
 from bert_tasks.model.exported import ExportedMultiTaskModel
-from bert_tasks.tasks.base import Prediction
+from bert_tasks.outputs.prediction import Prediction
 from support.hf_models import widen
 from support.small_checkpoints import copied, edit_config, save_checkpoint
 from support.task_examples import CLASSES, LABELS, QUESTIONS, SENTENCES

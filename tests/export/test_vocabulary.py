@@ -17,7 +17,7 @@ from support.task_examples import MASKED, TEXTS
 
 @pytest.mark.slow
 def test_predictions_and_metrics_are_the_models(checkpoint: Path, tmp_path: Path) -> None:
-    model = TaskModel.from_pretrained(checkpoint, task=MaskedLanguageModeling(max_length=24))
+    model = TaskModel.from_pretrained(checkpoint, task=MaskedLanguageModeling.of(max_length=24))
     torch.nn.init.normal_(model.encoder.embeddings.word.weight, std=0.5)
     rows = [dict(row) for row in MASKED]
     exported = export(model, to="onnx", output=tmp_path / "onnx", data=rows)
@@ -52,7 +52,7 @@ def test_tied_and_untied_tables(
     save_checkpoint(tmp_path / "model", family, tokenizer_of(family, by_kind), wide=True)
     edit_config(tmp_path / "model", tie_word_embeddings=is_tied)
     torch.manual_seed(0)
-    model = TaskModel.from_pretrained(tmp_path / "model", task=MaskedLanguageModeling(max_length=24))
+    model = TaskModel.from_pretrained(tmp_path / "model", task=MaskedLanguageModeling.of(max_length=24))
     rows = [dict(row) for row in MASKED]
     export(model, to="onnx", output=tmp_path / "onnx", data=rows)
     assert numbers(predict(tmp_path / "onnx", rows)) == pytest.approx(numbers(model.predict(rows)), abs=1e-4)
@@ -65,9 +65,9 @@ def test_tied_and_untied_tables(
 @pytest.mark.parametrize(
     ("family", "task"),
     [
-        ("bert", MaskedLanguageModeling(max_length=24, sentence_objective="nsp")),
-        ("albert", MaskedLanguageModeling(max_length=24, sentence_objective="sop")),
-        ("electra", ReplacedTokens(max_length=24)),
+        ("bert", MaskedLanguageModeling.of(max_length=24, sentence_objective="nsp")),
+        ("albert", MaskedLanguageModeling.of(max_length=24, sentence_objective="sop")),
+        ("electra", ReplacedTokens.of(max_length=24)),
     ],
 )
 def test_other_models_of_pretraining(

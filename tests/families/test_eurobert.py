@@ -68,7 +68,7 @@ def test_every_pooling_is_that_of_transformers(pooling: str) -> None:
 DECODERS = {"eurobert": "lm_head.weight", "ultrabert": "cls.weight"}
 TABLES = {"eurobert": "model.embed_tokens.weight", "ultrabert": "ultrabert.embed_tokens.weight"}
 ROWS = [dict(row) for row in MASKED]
-TASK = MaskedLanguageModeling(max_length=24)
+TASK = MaskedLanguageModeling.of(max_length=24)
 
 
 @pytest.fixture(params=DECODERS)
@@ -104,7 +104,7 @@ def test_the_table_over_the_vocabulary_is_tied_as_the_config_says(
         expected = theirs.eval()(batch["input_ids"]).logits
         torch.testing.assert_close(model.eval()(batch["input_ids"]), expected, rtol=0, atol=1e-4)
     assert numbers(predict(saved, ROWS)) == pytest.approx(numbers(predict(model, ROWS)), abs=1e-5)
-    other = TaskModel.from_pretrained(saved, task=SequenceClassification(labels=("a", "b"), max_length=24))
+    other = TaskModel.from_pretrained(saved, task=SequenceClassification.of(labels=("a", "b"), max_length=24))
     assert len(other.load_report.dropped) == (2 if family == "ultrabert" else 0) + (not is_tied)
 
 
@@ -124,7 +124,7 @@ def test_a_file_may_hold_a_tied_table_if_it_is_the_table_of_words(base: tuple[st
     with pytest.raises(CheckpointError, match=r"differs from .*, to which the head's decoder is tied"):
         TaskModel.from_pretrained(saved)
     assert len(inspect_checkpoint(saved).problems) == 1
-    other = TaskModel.from_pretrained(saved, task=SequenceClassification(labels=("a", "b"), max_length=24))
+    other = TaskModel.from_pretrained(saved, task=SequenceClassification.of(labels=("a", "b"), max_length=24))
     assert len(other.load_report.dropped) == (3 if family == "ultrabert" else 1)
 
 

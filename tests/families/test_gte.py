@@ -73,7 +73,10 @@ def test_all_names_of_tensors_are_read(
 ) -> None:
     """Published files have another prefix, which transformers puts before all names when it saves them again."""
     stock = save_checkpoint(tmp_path / "stock", "gte", multilingual_tokenizer, head="sequence", wide=True)
-    path, task = tmp_path / "stock" / "model.safetensors", SequenceClassification(labels=("a", "b", "c"), max_length=16)
+    path, task = (
+        tmp_path / "stock" / "model.safetensors",
+        SequenceClassification.of(labels=("a", "b", "c"), max_length=16),
+    )
     if prefix == "new.":
         tensors = {name.replace("gte.", prefix): tensor for name, tensor in load_file(path).items()}
         save_file(tensors, path, metadata={"format": "pt"})

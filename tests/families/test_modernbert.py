@@ -176,7 +176,7 @@ def test_initial_weights_are_drawn_as_in_transformers() -> None:
     torch.manual_seed(0)
     config = hf_config("modernbert", hidden_size=96, vocab_size=2000)
     theirs = ModernBertForSequenceClassification(config)
-    ours = TaskModel(config.to_dict(), SequenceClassification(labels=("a", "b", "c"), max_length=48))
+    ours = TaskModel(config.to_dict(), SequenceClassification.of(labels=("a", "b", "c"), max_length=48))
     expected = in_our_names(dict(theirs.named_parameters()), theirs, "sequence")
     parameters = dict(ours.named_parameters())
     assert parameters.keys() == expected.keys()
@@ -192,9 +192,9 @@ def test_a_file_with_another_head_gives_the_part_that_all_heads_share(tmp_path: 
     """Published files hold the head for masked tokens, with whose dense layer transformers' classifiers begin."""
     tokenizer = by_kind["modern"]
     save_checkpoint(tmp_path / "base", "modernbert", tokenizer)
-    masked = TaskModel.from_pretrained(tmp_path / "base", task=MaskedLanguageModeling(max_length=16))
+    masked = TaskModel.from_pretrained(tmp_path / "base", task=MaskedLanguageModeling.of(max_length=16))
     masked.save_pretrained(tmp_path / "masked")
-    task = SequenceClassification(labels=("a", "b"), max_length=16)
+    task = SequenceClassification.of(labels=("a", "b"), max_length=16)
     model = TaskModel.from_pretrained(tmp_path / "masked", task=task)
     assert model.load_report is not None
     assert model.load_report.new == ("classifier.weight", "classifier.bias")

@@ -84,9 +84,9 @@ def test_another_encoder_is_rejected_with_the_supported_ones(tmp_path: Path) -> 
 
 
 TASKS: dict[str, Task] = {
-    "span": SpanExtraction(max_length=16, max_query_length=4, doc_stride=2),
-    "choice": MultipleChoice(max_length=16),
-    "masked-lm": MaskedLanguageModeling(max_length=16),
+    "span": SpanExtraction.of(max_length=16, max_query_length=4, doc_stride=2),
+    "choice": MultipleChoice.of(max_length=16),
+    "masked-lm": MaskedLanguageModeling.of(max_length=16),
 }
 LACKING = [(family, head) for family in FAMILIES for head in TASKS if head not in SUPPORTED[family].heads]
 

@@ -26,7 +26,7 @@ DECODER = ("cls.predictions.decoder.bias", "cls.predictions.decoder.weight")
 @pytest.fixture
 def model(unigram_tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> TaskModel:
     save_checkpoint(tmp_path / "base", "rembert", unigram_tokenizer, wide=True)
-    return TaskModel.from_pretrained(tmp_path / "base", task=MaskedLanguageModeling(max_length=24))
+    return TaskModel.from_pretrained(tmp_path / "base", task=MaskedLanguageModeling.of(max_length=24))
 
 
 def test_the_table_of_the_head_is_trained_saved_and_dropped_by_other_tasks(model: TaskModel, tmp_path: Path) -> None:
@@ -41,7 +41,7 @@ def test_the_table_of_the_head_is_trained_saved_and_dropped_by_other_tasks(model
     assert not any(report.values())
     assert torch.equal(load_file(folder / "model.safetensors")[DECODER[1]], model.head.decoder.weight)
     labels = ("calm", "glad")
-    other = TaskModel.from_pretrained(folder, task=SequenceClassification(labels=labels, max_length=24))
+    other = TaskModel.from_pretrained(folder, task=SequenceClassification.of(labels=labels, max_length=24))
     assert set(DECODER) < set(other.load_report.dropped)
 
 

@@ -172,9 +172,9 @@ def test_a_published_config_survives_a_run(wordpiece_tokenizer: PreTrainedTokeni
     save_checkpoint(tmp_path / "base", "ultrabert", wordpiece_tokenizer, wide=True)
     lists = {"attention_windows": [3, 0], "rope_theta": [100.0, 1000.0]}
     edit_config(tmp_path / "base", layer_types=None, rope_parameters=None, **lists)
-    task = SequenceClassification(labels=("calm", "glad", "sad"), max_length=24)
+    task = SequenceClassification.of(labels=("calm", "glad", "sad"), max_length=24)
     model = TaskModel.from_pretrained(tmp_path / "base", task=task)
-    rows = [{"text": row["text"], "label": task.labels[i % 3]} for i, row in enumerate(CLASSES)]
+    rows = [{"text": row["text"], "label": task.output.labels[i % 3]} for i, row in enumerate(CLASSES)]
     fit(model, rows, rows, output_dir=tmp_path / "run", epochs=1, progress=False, report=False)
     folder = tmp_path / "run" / "model"
     assert AutoConfig.from_pretrained(folder).layer_types == ["sliding_attention", "full_attention"]

@@ -107,7 +107,7 @@ def test_it_is_computed_saved_loaded_and_trained(wordpiece_tokenizer: PreTrained
     sizes = {"hidden_size": 20, "num_attention_heads": HEADS, "num_hidden_layers": LAYERS, "intermediate_size": 28}
     config = {"model_type": "toy", "vocab_size": len(wordpiece_tokenizer), "hidden_dropout_prob": 0.0, **sizes}
     torch.manual_seed(0)
-    model = TaskModel(config, SequenceClassification(labels=LABELS, max_length=32), tokenizer=wordpiece_tokenizer)
+    model = TaskModel(config, SequenceClassification.of(labels=LABELS, max_length=32), tokenizer=wordpiece_tokenizer)
     with torch.no_grad():
         for parameter in model.double().parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))

@@ -50,7 +50,7 @@ def steps_of(checkpoint: Path, name: str, *, precision: str = "no", **variant: A
     torch.manual_seed(0)
     checkpointing, has_teacher = variant.pop("checkpointing", False), variant.pop("teacher", False)
     if name == "masking":
-        model = TaskModel.from_pretrained(checkpoint, task=MaskedLanguageModeling(max_length=24))
+        model = TaskModel.from_pretrained(checkpoint, task=MaskedLanguageModeling.of(max_length=24))
         return make_device_steps(model, TEXT_ROWS, precision=precision, **variant)
     model = TaskModel.from_pretrained(checkpoint, task=EXAMPLES[name].task)
     model.draw_new_head(1)
@@ -69,7 +69,7 @@ def steps_of(checkpoint: Path, name: str, *, precision: str = "no", **variant: A
 
 
 def electra_steps(checkpoint: Path, *, precision: str = "no") -> OptimizerSteps:
-    model = TaskModel.from_pretrained(checkpoint, task=ReplacedTokens(max_length=24))
+    model = TaskModel.from_pretrained(checkpoint, task=ReplacedTokens.of(max_length=24))
     model.draw_new_head(1)
     objective = ReplacedTokenDetection(model, make_generator(model, seed=1))
     return make_device_steps(model, TEXT_ROWS, objective=objective, precision=precision)

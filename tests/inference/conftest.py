@@ -21,4 +21,4 @@ def base(bpe_tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPa
 
 @pytest.fixture(scope="module")
 def model(base: Path) -> TaskModel:
-    return TaskModel.from_pretrained(base, task=SequenceClassification(labels=LABELS, max_length=16))
+    return TaskModel.from_pretrained(base, task=SequenceClassification.of(labels=LABELS, max_length=16))

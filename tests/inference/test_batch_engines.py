@@ -22,9 +22,9 @@ from support.task_examples import EXAMPLES, LABELS, SPANS, TEXTS
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # of libraries that lag behind pandas and Python
 
 TASKS: dict[str, Task] = {
-    "texts": SequenceClassification(labels=("no.1", "a b"), max_length=24),
-    "words": TokenClassification(labels=LABELS, max_length=24, doc_stride=6),
-    "questions": SpanExtraction(**SPANS, version_2_with_negative=True),
+    "texts": SequenceClassification.of(labels=("no.1", "a b"), max_length=24),
+    "words": TokenClassification.of(labels=LABELS, max_length=24, doc_stride=6),
+    "questions": SpanExtraction.of(**SPANS, version_2_with_negative=True),
 }
 ROWS: dict[str, list[dict[str, Any]]] = {
     "texts": [{"text": f"{text} {number}", "label": number} for number in range(5) for text in TEXTS],

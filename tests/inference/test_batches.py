@@ -4,6 +4,7 @@ import json
 import math
 import pickle
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,9 @@ from bert_tasks import TaskModel, batch_predictor, predict
 from bert_tasks.errors import CheckpointError, DataError, UsageError
 from bert_tasks.inference import batches
 from bert_tasks.inference.batches import prediction_schema
+from bert_tasks.outputs.classes import Classes
+from bert_tasks.outputs.prediction import Prediction
 from bert_tasks.tasks import SequenceClassification, TokenClassification
-from bert_tasks.tasks.base import Prediction
-from bert_tasks.tasks.sequence_classification.task import TextFormats
-from bert_tasks.tasks.shared.rendering import Rendering
 from support.task_contract import unlabelled
 from support.task_examples import EXAMPLES
 
@@ -73,7 +73,7 @@ def without_null(value: Any) -> Any:
 def folder(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A classifier."""
     saved = tmp_path_factory.mktemp("classifier")
-    task = SequenceClassification(labels=("bad", "good"), max_length=16)
+    task = SequenceClassification.of(labels=("bad", "good"), max_length=16)
     TaskModel.from_pretrained(base, task=task).save_pretrained(saved)
     return saved
 
@@ -110,14 +110,13 @@ def test_equals_predict_for_every_task_and_kind_of_batch(name: str, base: Path, 
 
 
 def test_a_task_without_a_stated_schema_has_a_column_of_json() -> None:
-    class UntypedRendering(TextFormats):
-        prediction_type = Prediction
-        prediction_fields = ()
+    class UntypedClasses(Classes):
+        prediction = Prediction
 
     class Untyped(SequenceClassification):
-        parts = (UntypedRendering,)
+        outputs = (UntypedClasses,)
 
-    assert prediction_schema({"": Untyped(labels=("a", "b"))}).names == ["prediction"]
+    assert prediction_schema({"": Untyped.of(labels=("a", "b"))}).names == ["prediction"]
 
 
 @pytest.mark.parametrize("form", KINDS)
@@ -150,7 +149,7 @@ def test_all_fields_of_predictions_are_reserved(name: str, base: Path) -> None:
     example = EXAMPLES[name]
     rows = json.loads(json.dumps(unlabelled(example)[:1]).replace("[MASK]", "<mask>"))
     (prediction,) = TaskModel.from_pretrained(base, task=example.task).predict(rows)
-    assert Rendering.of(example.task).reserved_names == set(vars(prediction))
+    assert {field.name for field in fields(example.task.output.prediction)} == set(vars(prediction))
 
 
 def test_a_frame_keeps_its_index_and_missing_texts_are_named(folder: Path) -> None:
@@ -209,11 +208,14 @@ def test_what_cannot_be_used_is_refused_before_the_engine_starts(folder: Path, b
         batch_predictor(folder, columns={"txt": "x"})
     with pytest.raises(CheckpointError, match=r"no such folder|does not exist|nothing there"):
         batch_predictor(tmp_path / "none")
-    task = TokenClassification(labels=("O", "B-X"), max_length=24, doc_stride=6, context_tokens=4)
+    task = TokenClassification.of(labels=("O", "B-X"), max_length=24, doc_stride=6, context_tokens=4)
     TaskModel.from_pretrained(base, task=task).save_pretrained(tmp_path)
     with pytest.raises(UsageError, match="reads the rows around each row"):
         batch_predictor(tmp_path)
-    assert batch_predictor(tmp_path, settings={"context_tokens": 0})({"words": [["a"]]})["tags"][0][0] in task.labels
+    assert (
+        batch_predictor(tmp_path, settings={"context_tokens": 0})({"words": [["a"]]})["tags"][0][0]
+        in task.output.labels
+    )
 
 
 def test_what_is_no_batch_is_refused(folder: Path) -> None:
@@ -259,7 +261,7 @@ def test_a_pickled_predictor_is_small_and_loads_its_model_once(folder: Path, mon
 def test_a_model_that_changed_is_loaded_again(folder: Path, base: Path, tmp_path: Path) -> None:
     first = batch_predictor(folder)
     assert Hasher.hash(first) == Hasher.hash(batch_predictor(folder))  # datasets.map finds its cache
-    task = SequenceClassification(labels=("bad", "good"), max_length=16)
+    task = SequenceClassification.of(labels=("bad", "good"), max_length=16)
     for seed in (1, 2):
         model = TaskModel.from_pretrained(base, task=task)
         model.draw_new_head(seed)

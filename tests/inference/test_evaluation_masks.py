@@ -17,7 +17,6 @@ from bert_tasks.model.features import tokenized
 from bert_tasks.model.replaced_tokens import replaced_token_output
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import MaskedLanguageModeling, ReplacedTokens, Task
-from bert_tasks.tasks.shared.fitting import Fitting
 from bert_tasks.training.replaced_tokens import make_generator
 from support.small_checkpoints import save_checkpoint
 from support.small_tokenizers import LINES
@@ -33,9 +32,9 @@ MASKED: dict[str, dict[str, Any]] = {
     "static": {"masking": "static"},
     "sop": {"sentence_objective": "sop"},
 }
-TASKS: dict[str, Task] = {name: MaskedLanguageModeling(max_length=24, **options) for name, options in MASKED.items()}
-TASKS["replaced"] = ReplacedTokens(max_length=24)
-TASKS["nsp"] = MaskedLanguageModeling(max_length=24, sentence_objective="nsp")  # pairs with other documents
+TASKS: dict[str, Task] = {name: MaskedLanguageModeling.of(max_length=24, **options) for name, options in MASKED.items()}
+TASKS["replaced"] = ReplacedTokens.of(max_length=24)
+TASKS["nsp"] = MaskedLanguageModeling.of(max_length=24, sentence_objective="nsp")  # pairs with other documents
 
 
 @pytest.fixture(scope="module")
@@ -48,13 +47,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory, wordpiece_tokenizer: PreTra
 
 def model_of(folder: Path, task: Task) -> TaskModel:
     torch.manual_seed(0)
-    return TaskModel.from_pretrained(folder / ("electra" if Fitting.of(task).generator() else "bert"), task=task)
+    return TaskModel.from_pretrained(folder / ("electra" if task.generator() else "bert"), task=task)
 
 
 def evaluated(model: TaskModel, rows: list[Row]) -> list[Any]:
     """The prediction of each row, from which its masks and its loss are read."""
     run = None
-    if Fitting.of(model.task).generator() is not None:
+    if model.task.generator() is not None:
         generator = make_generator(model, seed=1).eval()
         run = partial(replaced_token_output, generator=generator, discriminator=model)
     table = RowTable.from_rows(rows, columns=model.row_columns)

@@ -16,8 +16,8 @@ from bert_tasks.inference import evaluate, predict
 from bert_tasks.inference.output import PartialOutput
 from bert_tasks.model import encoder_with_heads
 from bert_tasks.model.task_model import TaskModel
+from bert_tasks.outputs.prediction import Prediction
 from bert_tasks.tasks import SequenceClassification, Task
-from bert_tasks.tasks.base import Prediction
 from support.small_checkpoints import save_checkpoint
 from support.small_tokenizers import LINES
 
@@ -35,7 +35,7 @@ def base(unigram_tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.Te
 
 
 def model_of(base: Path, **settings: Any) -> TaskModel:
-    return TaskModel.from_pretrained(base, task=SequenceClassification(max_length=40, **settings))
+    return TaskModel.from_pretrained(base, task=SequenceClassification.of(max_length=40, **settings))
 
 
 @pytest.fixture(scope="module")

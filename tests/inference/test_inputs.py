@@ -26,11 +26,11 @@ from bert_tasks.inference.output import OutputDestination
 from bert_tasks.inference.prediction import PredictionRun
 from bert_tasks.model import encoder_with_heads
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.tasks.shared.explanation import Explainable
 from support.runs import CONSOLE
 from support.task_contract import unlabelled
 from support.task_examples import EXAMPLES
 
+UNEXPLAINED = [name for name, example in EXAMPLES.items() if example.task.output.no_explanations_reason is not None]
 ONE_TEXT = ("single", "several", "regression", "windows")
 ModelOf = Callable[[str], TaskModel]
 
@@ -98,9 +98,9 @@ def test_logits_are_those_that_the_scores_were_made_of(case: str, model_of: Mode
         assert after == before
         if "tags" in before:
             probabilities = logits.softmax(-1)
-            assert logits.shape == (len(before["words"]), len(model.task.labels))
+            assert logits.shape == (len(before["words"]), len(model.task.output.labels))
             assert probabilities.max(-1).values.tolist() == pytest.approx(before["scores"], abs=1e-6)
-            assert [model.task.labels[best] for best in probabilities.argmax(-1)] == before["tags"]
+            assert [model.task.output.labels[best] for best in probabilities.argmax(-1)] == before["tags"]
         elif "n_best" in before:
             assert {"start_logit", "end_logit"} <= before["n_best"][0].keys()
         elif isinstance(before.get("scores"), list):  # of the choices of the row
@@ -108,7 +108,7 @@ def test_logits_are_those_that_the_scores_were_made_of(case: str, model_of: Mode
         elif "scores" in before:
             several = "labels" in before
             probabilities = logits.sigmoid() if several else logits.softmax(-1)
-            assert dict(zip(model.task.labels, probabilities.tolist(), strict=True)) == pytest.approx(
+            assert dict(zip(model.task.output.labels, probabilities.tolist(), strict=True)) == pytest.approx(
                 before["scores"], abs=1e-6
             )
         else:
@@ -160,11 +160,11 @@ def test_a_format_without_a_place_for_logits_is_refused(model_of: ModelOf, tmp_p
         predict(model_of("token"), rows, output=tmp_path / "out.conll", logits=True)
 
 
-@pytest.mark.parametrize("case", [case for case, example in EXAMPLES.items() if not Explainable.has(example.task)])
+@pytest.mark.parametrize("case", UNEXPLAINED)
 def test_tasks_without_explanations_say_so(case: str, model_of: ModelOf, tmp_path: Path) -> None:
     model, rows = model_of(case), unlabelled(EXAMPLES[case])[:2]
     for output in (None, tmp_path / "out.jsonl"):
-        with pytest.raises(UsageError, match=f"{model.task.name} has no explanations"):
+        with pytest.raises(UsageError, match=re.escape(model.task.output.no_explanations_reason)):
             predict(model, rows, output=output, explain=True)
 
 

@@ -13,10 +13,10 @@ from datasets import Dataset
 
 from bert_tasks import MultiTaskModel, TaskModel, fit, predict
 from bert_tasks.errors import UsageError
+from bert_tasks.outputs.explanation import Explanation, WordContribution
+from bert_tasks.outputs.notebook import Predictions
+from bert_tasks.outputs.tag_prediction import EntitySpan, TokenPrediction
 from bert_tasks.report import make_report
-from bert_tasks.tasks.shared.explanation import Explanation, WordContribution
-from bert_tasks.tasks.shared.notebook import Predictions
-from bert_tasks.tasks.token_classification.task import EntitySpan, TokenPrediction
 from support.training_runs import LABELS, load_model, make_rows
 
 HOSTILE = '<script>alert("1")</script> & so on'

@@ -51,7 +51,7 @@ def test_a_link_stays_and_its_file_is_written(name: str, model: TaskModel, data:
 
 
 def test_files_beside_the_output_are_not_the_input(base: Path, tmp_path: Path) -> None:
-    reader = TaskModel.from_pretrained(base, task=SpanExtraction(max_length=32, max_query_length=8, doc_stride=4))
+    reader = TaskModel.from_pretrained(base, task=SpanExtraction.of(max_length=32, max_query_length=8, doc_stride=4))
     content = '{"question": "a", "context": "b c"}'
     (tmp_path / "x.nbest.json").write_text(content)
     with pytest.raises(UsageError, match=r"x\.nbest\.json is both nbest\.json of the output and input"):

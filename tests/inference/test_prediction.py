@@ -23,7 +23,7 @@ from bert_tasks.tasks import SequenceClassification, SpanExtraction, TokenClassi
 from support.training_runs import make_rows
 
 LABELS = ("calm", "glad")
-TAGGER = TokenClassification(labels=("O", "B-x"), max_length=16, doc_stride=4)
+TAGGER = TokenClassification.of(labels=("O", "B-x"), max_length=16, doc_stride=4)
 
 
 @pytest.fixture(autouse=True)
@@ -71,12 +71,12 @@ class TestColumns:
         assert names(tmp_path) == ["new.csv"]
 
     def test_names_never_clash(self, model: TaskModel, tmp_path: Path) -> None:
-        source_row = {"text": "a", "score": 1, "scores.calm": 2, "input.score": 3, "labels": 4, "line": 5}
+        source_row = {"text": "a", "score": 1, "scores.calm": 2, "input.score": 3, "logits": 4, "line": 5, "labels": 6}
         predict(model, [source_row], output=tmp_path / "a.jsonl")
         (row,) = read(tmp_path / "a.jsonl")
-        renamed = {"input.score": 1, "input.scores.calm": 2, "input.input.score": 3, "input.labels": 4}
+        renamed = {"input.score": 1, "input.scores.calm": 2, "input.input.score": 3, "input.logits": 4}
         assert {name: row[name] for name in renamed} == renamed
-        assert (row["label"] in LABELS, row["line"]) == (True, 5)
+        assert (row["label"] in LABELS, row["line"], row["labels"]) == (True, 5, 6)  # a class has no field ``labels``
 
     def test_what_json_cannot_say_is_made_plain(self, model: TaskModel, tmp_path: Path) -> None:
         source = tmp_path / "odd.jsonl"
@@ -126,7 +126,7 @@ class TestFormats:
 
     def test_official_files_bear_the_outputs_name(self, base: Path, tmp_path: Path) -> None:
         reader = TaskModel.from_pretrained(
-            base, task=SpanExtraction(max_length=32, doc_stride=4, max_query_length=8, version_2_with_negative=True)
+            base, task=SpanExtraction.of(max_length=32, doc_stride=4, max_query_length=8, version_2_with_negative=True)
         )
         rows = [{"id": f"q{n}", "question": "Who walks?", "context": "Ann walks home."} for n in range(5)]
         (tmp_path / "nbest.json").write_text("mine")
@@ -230,7 +230,7 @@ class TestSkipping:
         self, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         reader = TaskModel.from_pretrained(
-            base, task=SpanExtraction(max_length=32, doc_stride=4, max_query_length=8, max_answer_length=4)
+            base, task=SpanExtraction.of(max_length=32, doc_stride=4, max_query_length=8, max_answer_length=4)
         )
         rows = [{"id": name, "question": "who", "context": "Ann walks"} for name in "aba"]
         (tmp_path / "same.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -408,7 +408,7 @@ class TestRefusals:
 
 def test_rows_that_read_their_neighbours_are_one_part(base: Path, tmp_path: Path) -> None:
     """A tagger with context sees whole documents, whatever the size of parts."""
-    task = TokenClassification(labels=("O", "B-x"), max_length=32, doc_stride=4, context_tokens=8)
+    task = TokenClassification.of(labels=("O", "B-x"), max_length=32, doc_stride=4, context_tokens=8)
     tagger = TaskModel.from_pretrained(base, task=task)
     rows: Sequence[dict[str, Any]] = [{"words": row["text"].split(), "document": "d"} for row in make_rows(11)]
     predict(tagger, rows, output=tmp_path / "a.jsonl")

@@ -22,7 +22,7 @@ ROWS = 5000  # five parts
 @pytest.fixture(scope="module")
 def model(wide_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
-    task = SequenceClassification(labels=LABELS, max_length=32)
+    task = SequenceClassification.of(labels=LABELS, max_length=32)
     TaskModel.from_pretrained(wide_checkpoint, task=task).save_pretrained(folder)
     return folder
 

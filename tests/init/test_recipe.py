@@ -22,8 +22,7 @@ from bert_tasks.init import sample as file_sample
 from bert_tasks.init.recipe import EMBEDDED_MODEL, USUAL_MODEL, RecipeDraft, _commands, guess_task, init_recipe
 from bert_tasks.recipe.check import check
 from bert_tasks.recipe.schema import build_task, load_recipe
-from bert_tasks.tasks.shared.detection import UserHints
-from bert_tasks.tasks.shared.hf_config import HFConfig
+from bert_tasks.tasks.detection.base import UserHints
 from support.small_tokenizers import LINES
 
 MOODS = ("calm", "glad", "sad")
@@ -556,8 +555,8 @@ def test_the_model_is_the_one_that_is_there(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     second = load_recipe(init_recipe(path, output=tmp_path / "second.toml").path)
     assert second.model.name == USUAL_MODEL
-    assert HFConfig.of(build_task(first, ("a", "b"))).has_head  # so that the folder answers in stock transformers, too
-    assert HFConfig.of(build_task(second, ("a", "b"))).has_head
+    assert build_task(first, ("a", "b")).has_hf_head  # so that the folder answers in stock transformers, too
+    assert build_task(second, ("a", "b")).has_hf_head
     assert second.optim.learning_rate == 2e-5
     with pytest.raises(CheckpointError):
         init_recipe(path, output=tmp_path / "third.toml", model="package:no_such_package/model")

@@ -16,7 +16,6 @@ from bert_tasks.init.recipe import DETECTABLE, RecipeDraft, init_recipe
 from bert_tasks.recipe.check import check
 from bert_tasks.recipe.schema import load_recipe
 from bert_tasks.tasks import TASK_NAMES
-from bert_tasks.tasks.shared.detection import Detection
 from support.small_tokenizers import LINES
 
 MOODS = ("calm", "glad", "sad")
@@ -211,7 +210,7 @@ def test_the_names_of_the_hubs_pipelines_state_a_task(init: Init) -> None:
         if task.name == "sequence-classification":
             draft, _ = init(table(moods()), "rows.csv", task=f" {name} ")
             assert draft.guess.task == task.name
-        elif not Detection.of(task).row_needs:
+        elif not task.row_needs:
             with pytest.raises(UsageError, match=f"init writes recipes for .*, not for '{task.name}'"):
                 init(table(moods()), "rows.csv", task=name)
         else:

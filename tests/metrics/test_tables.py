@@ -12,7 +12,6 @@ from bert_tasks.metrics.squad import squad_v2_metrics
 from bert_tasks.metrics.tables import MetricTable, format_number, metric_table
 from bert_tasks.metrics.tagging import tagging_metrics
 from bert_tasks.tasks import PairClassification, SequenceClassification, SpanExtraction, TokenClassification
-from bert_tasks.tasks.shared.report import Report
 
 # Labels that look like the names of other metrics.
 LABELS = ("f1", "macro_f1", "a_number", "support", "", "loss")
@@ -35,7 +34,7 @@ def test_classes(task_class, data):
     true = data.draw(st.lists(numbers, min_size=1, max_size=20))
     predictions = data.draw(st.lists(numbers, min_size=len(true), max_size=len(true)))
     metrics = {"loss": 0.5, **classification_metrics(true, predictions, labels)}
-    table = Report.of(task_class(labels=labels)).table(metrics)
+    table = task_class.of(labels=labels).output.metric_table(metrics)
     assert [row.name for row in table.rows] == list(labels)
     assert table.word == "class"
     check_rows(table, metrics, Counter(labels[number] for number in true))
@@ -50,8 +49,8 @@ def test_several_labels(data):
     true = data.draw(rows)
     predictions = [data.draw(st.permutations(row)) for row in true]
     metrics = multilabel_metrics(true, predictions, labels)
-    task = SequenceClassification(problem_type="multi_label_classification", labels=labels)
-    table = Report.of(task).table({**metrics, "untuned_f1": 0.25})
+    task = SequenceClassification.of(problem_type="multi_label_classification", labels=labels)
+    table = task.output.metric_table({**metrics, "untuned_f1": 0.25})
     assert table.word == "label"
     check_rows(table, metrics, dict(zip(labels, map(sum, zip(*true, strict=True)), strict=True)))
     assert table.overall.keys() == {"accuracy", "f1", "micro_f1", "untuned_f1"}
@@ -62,7 +61,7 @@ def test_tags(raw):
     spelt = ("N", "V", "A_number") if raw else ("B-N", "B-V", "B-A_number")
     true, predictions = [[spelt[0], spelt[1], spelt[2]], [spelt[0]]], [[spelt[0], spelt[0], spelt[2]], [spelt[1]]]
     metrics = tagging_metrics(true, predictions, raw=raw)
-    table = Report.of(TokenClassification(labels=spelt if raw else ("O", *spelt))).table(metrics)
+    table = TokenClassification.of(labels=spelt if raw else ("O", *spelt)).output.metric_table(metrics)
     assert table.word == ("tag" if raw else "type")
     check_rows(table, metrics, {"N": 2, "V": 1, "A_number": 1}, key="{0}_{1}")
     assert {row.name for row in table.rows} == {"N", "V", "A_number"}
@@ -70,15 +69,15 @@ def test_tags(raw):
 
 
 def test_questions_with_and_without_an_answer():
-    task = SpanExtraction(version_2_with_negative=True)
+    task = SpanExtraction.of(version_2_with_negative=True)
     metrics = squad_v2_metrics([["cat"], [], ["dog"]], ["cat", "", "cow"], None)
-    table = Report.of(task).table(metrics)
+    table = task.output.metric_table(metrics)
     assert [(row.name, row.scores, row.support) for row in table.rows] == [
         ("HasAns", (50.0, 50.0), 2),
         ("NoAns", (100.0, 100.0), 1),
     ]
     assert table.overall.keys() == {"exact", "f1", "total"}
-    one_kind = Report.of(task).table(squad_v2_metrics([["cat"], ["dog"]], ["cat", "cow"], None))
+    one_kind = task.output.metric_table(squad_v2_metrics([["cat"], ["dog"]], ["cat", "cow"], None))
     assert (one_kind.rows, one_kind.overall.keys()) == ((), {"exact", "f1", "total"})  # HasAns_f1 would be f1
 
 

@@ -33,7 +33,7 @@ def saved(folder: Path, checkpoint: Path, task: Task) -> Path:
 @pytest.fixture(scope="module")
 def folder(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A classifier of texts in windows, which reads all of its settings; read-only."""
-    task = SequenceClassification(labels=("calm", "glad"), max_length=16, long_texts="windows", doc_stride=4)
+    task = SequenceClassification.of(labels=("calm", "glad"), max_length=16, long_texts="windows", doc_stride=4)
     return saved(tmp_path_factory.mktemp("edits"), checkpoint, task)
 
 
@@ -53,7 +53,7 @@ def test_every_edit_of_a_tagger_predicts_or_is_refused(checkpoint: Path, tmp_pat
     changed = saved(
         tmp_path / "model",
         checkpoint,
-        TokenClassification(labels=("O", "B-X", "I-X"), crf=True, max_length=16, doc_stride=4),
+        TokenClassification.of(labels=("O", "B-X", "I-X"), crf=True, max_length=16, doc_stride=4),
     )
     config, rows = json.loads((changed / "config.json").read_text()), [{"words": ["the", "ferry"]}]
     for name, content in field_edits(config, values=(None, 0, 1, 1.5, "x", "\ud800", [], [None], {}, {"x": 1})):
@@ -88,7 +88,7 @@ def test_a_whole_pair_is_a_label(folder: Path, tmp_path: Path) -> None:
     changed = copied(folder, tmp_path / "model")
     edit_config(changed, id2label={"0": "\N{GRINNING FACE}", "1": "glad"})
     assert "\\ud83d" in (changed / "config.json").read_text()
-    assert TaskModel.from_pretrained(changed).task.labels == ("\N{GRINNING FACE}", "glad")
+    assert TaskModel.from_pretrained(changed).task.output.labels == ("\N{GRINNING FACE}", "glad")
 
 
 @pytest.mark.parametrize(("name", "value"), [("doc_stride", 1.5), ("max_length", 1e308), ("long_texts", 1)])

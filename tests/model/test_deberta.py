@@ -367,7 +367,7 @@ def test_files_as_they_are_published(tmp_path: Path, deberta_tokenizer: PreTrain
     published.mkdir()
     theirs = saved_as_published(published, deberta_tokenizer)
     ids = torch.tensor([deberta_tokenizer("the ferry leaves the harbour")["input_ids"]])
-    ours = TaskModel.from_pretrained(published, task=MaskedLanguageModeling(max_length=16))
+    ours = TaskModel.from_pretrained(published, task=MaskedLanguageModeling.of(max_length=16))
     assert ours.load_report.new == ()
     assert ours.load_report.ignored == ("deberta.embeddings.position_ids",)
     assert [name.rpartition(".")[0] for name in ours.load_report.dropped] == [
@@ -384,13 +384,13 @@ def test_files_as_they_are_published(tmp_path: Path, deberta_tokenizer: PreTrain
     torch.testing.assert_close(again.eval()(ids).logits, expected, rtol=0, atol=1e-3)
 
     edit_config(published, legacy=False)
-    current = TaskModel.from_pretrained(published, task=MaskedLanguageModeling(max_length=16))
+    current = TaskModel.from_pretrained(published, task=MaskedLanguageModeling.of(max_length=16))
     assert torch.equal(current(ids), ours(ids))
     current.save_pretrained(tmp_path / "current")
     again, report = AutoModelForMaskedLM.from_pretrained(tmp_path / "current", output_loading_info=True)
     assert not any(report.values())
     torch.testing.assert_close(again.eval()(ids).logits, expected, rtol=0, atol=1e-3)
-    other = TaskModel.from_pretrained(published, task=SequenceClassification(labels=("a", "b"), max_length=16))
+    other = TaskModel.from_pretrained(published, task=SequenceClassification.of(labels=("a", "b"), max_length=16))
     assert {name.rpartition(".")[0] for name in other.load_report.new} == {"pooler.dense", "classifier"}
 
 
@@ -401,7 +401,7 @@ def test_a_training_step_waits_for_no_device(monkeypatch: pytest.MonkeyPatch) ->
     ours = ours.float().train().to(META)
     with NoWaiting():
         moved = batch.to(META)
-        (loss,) = ours.task.loss(ours(moved).float(), moved)
+        (loss,) = ours.task.output.loss(ours(moved).float(), moved)
         loss.total.backward()
     assert all(parameter.grad is not None for parameter in ours.parameters())
 

@@ -41,7 +41,7 @@ def hf_loss(model: PreTrainedModel, batch: HFBatch, head: Head, labels: tuple[in
 def our_loss(model: TaskModel, batch: HFBatch, head: Head, labels: tuple[int, ...] = LABELS) -> Tensor:
     targets = [[float(label)] for label in labels] if head == "sequence" else None
     packed = packed_batch(model, batch, targets)
-    (loss,) = model.task.loss(model(packed), packed)
+    (loss,) = model.task.output.loss(model(packed), packed)
     return loss.total / loss.count
 
 

@@ -33,7 +33,7 @@ from bert_tasks.report.collect import GivenRows
 from bert_tasks.serving.requests import answers_schema
 from bert_tasks.serving.server import load_warm
 from bert_tasks.tasks import PairClassification, SequenceClassification, TokenClassification
-from bert_tasks.tasks.shared.card import TEXTS, Card, example_rows_of
+from bert_tasks.tasks.examples import TEXTS, example_rows_of
 from support.servers import SLOW, application
 from support.small_checkpoints import copied, edit_config, save_checkpoint
 
@@ -103,7 +103,7 @@ def test_a_head_opens_as_a_model_of_its_task(run: Path, tmp_path: Path) -> None:
 
 def test_settings_and_the_order_of_labels_of_a_head_may_change(run: Path) -> None:
     slots = TaskModel.from_pretrained(run, task="slots", max_length=16)
-    assert (slots.task.max_length, slots.task.labels) == (16, ("B-CITY", "B-FOOD", "O"))
+    assert (slots.task.max_length, slots.task.output.labels) == (16, ("B-CITY", "B-FOOD", "O"))
     first = TaskModel.from_pretrained(run, task="intent")
     second = TaskModel.from_pretrained(run, task="intent", labels=["travel", "eat"])
     logits = [model.predict("fly to oslo", logits=True)[0].logits for model in (first, second)]
@@ -263,7 +263,7 @@ def test_transformers_opens_an_exported_head_with_equal_logits(run: Path, tmp_pa
         expected = expected * mask[..., None]
     assert expected.abs().max() > 0.1
     torch.testing.assert_close(logits, expected, atol=1e-5, rtol=0)
-    assert stock.config.id2label == dict(enumerate(ours.task.labels))
+    assert stock.config.id2label == dict(enumerate(ours.task.output.labels))
 
 
 def test_an_ordinary_model_is_exported_to_transformers(run: Path, tmp_path: Path) -> None:
@@ -334,7 +334,7 @@ def test_the_server_answers_with_all_heads(run: Path) -> None:
     schema = operation["requestBody"]["content"]["application/json"]["schema"]
     assert schema["$defs"]["Row"]["properties"].keys() == {"text", "words", "document"}
     assert "required" not in schema["$defs"]["Row"]
-    assert {"SequencePrediction", "TokenPrediction"} < document["components"]["schemas"].keys()
+    assert {"ClassPrediction", "TokenPrediction"} < document["components"]["schemas"].keys()
     jsonschema.validate(several.json(), TypeAdapter(answers_schema(model.tasks)).json_schema(mode="serialization"))
 
 
@@ -392,8 +392,8 @@ def test_a_server_of_several_tasks_lacks_what_belongs_to_one(run: Path) -> None:
 
 
 def test_examples_have_the_inputs_of_all_tasks() -> None:
-    tasks = {"intent": SequenceClassification(), "pair": PairClassification(), "slots": TokenClassification()}
-    pairs = Card.of(tasks["pair"]).example_rows
+    tasks = {"intent": SequenceClassification.of(), "pair": PairClassification.of(), "slots": TokenClassification.of()}
+    pairs = tasks["pair"].example_rows
     names = {"intent": {"label": "intent"}, "pair": {"text": "first"}, "slots": {"text": "sentence"}}
     assert example_rows_of(tasks, names) == [
         {"text": text, "first": pair["text"], "text_pair": pair["text_pair"], "sentence": text}

@@ -22,8 +22,8 @@ from bert_tasks.model import encoder_with_heads, exported, precision
 from bert_tasks.model.exported import ExportedModel, GraphModel
 from bert_tasks.model.graph import exported_graph, quantized_graph
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.tasks.base import Feature
-from bert_tasks.tasks.sequence_classification.task import SequenceClassification
+from bert_tasks.outputs.features import Feature
+from bert_tasks.tasks.sequence_classification import SequenceClassification
 from support.hf_models import FAMILIES, hf_config
 from support.small_checkpoints import save_checkpoint, tokenizer_of
 from support.small_tokenizers import LINES
@@ -190,7 +190,7 @@ def test_int8_of_every_family(
     tokenizer = tokenizer_of(family, by_kind)
     config = hf_config(family, vocab_size=len(tokenizer), initializer_range=0.1, **settings).to_dict()
     torch.manual_seed(0)
-    model = TaskModel(config, SequenceClassification(labels=LABELS, max_length=40), tokenizer=tokenizer).eval()
+    model = TaskModel(config, SequenceClassification.of(labels=LABELS, max_length=40), tokenizer=tokenizer).eval()
     features = features_of(model)
     run = GraphModel.of(model, quantized_graph(exported_graph(model))).packed_logits
     exact, rough = model.batch_logits(features)[1], model.batch_logits(features, forward_fn=run)[1]

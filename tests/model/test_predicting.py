@@ -13,7 +13,7 @@ from bert_tasks.errors import CheckpointError, DataError, UsageError
 from bert_tasks.model import encoder_with_heads
 from bert_tasks.model.inputs import renamed
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.tasks.base import Feature
+from bert_tasks.outputs.features import Feature
 from support.small_checkpoints import save_checkpoint
 from support.small_tokenizers import LINES
 

@@ -110,7 +110,7 @@ def test_stock_folder_and_back(family: str, stock: Save, tmp_path: Path) -> None
     theirs = stock_logits(stock_model(folder), folder)
     assert theirs.std() > 0.05  # a constant would be equal too
     ours = loaded(folder)
-    assert ours.task.labels == LABELS
+    assert ours.task.output.labels == LABELS
     assert ours.load_report.new == ours.load_report.dropped == ()
     assert (our_logits(ours, folder) - theirs).abs().max() < 1e-5 * theirs.abs().max()
     ours.save_pretrained(tmp_path / "saved")
@@ -180,7 +180,7 @@ def test_id2label_is_read_in_the_order_of_its_numbers(stock: Save, tmp_path: Pat
     names = {str(index): f"class {index}" for index in range(12)}
     folder = copied(stock("albert", "base"), tmp_path / "model")
     edit_config(folder, id2label=dict(sorted(names.items())), architectures=["AlbertForSequenceClassification"])
-    assert loaded(folder).task.labels == tuple(names.values())
+    assert loaded(folder).task.output.labels == tuple(names.values())
     edit_config(folder, id2label={"zero": "a", "1": "b"})
     with pytest.raises(CheckpointError, match="the keys of id2label are not numbers"):
         loaded(folder)
@@ -192,12 +192,12 @@ def test_unnamed_labels_are_taken_in_order(count: int, stock: Save) -> None:
     folder = stock("albert", labels=tuple(f"LABEL_{index}" for index in range(count)))
     assert ("id2label" in json.loads((folder / "config.json").read_text())) == (count != 2)
     unnamed = loaded(folder)
-    assert unnamed.task.labels == tuple(f"LABEL_{index}" for index in range(count))
+    assert unnamed.task.output.labels == tuple(f"LABEL_{index}" for index in range(count))
     assert unnamed.load_report.notes == ()
     ours = ("calm", "glad", "sad", "bored")[:count]
     named = loaded(folder, ours)
     assert torch.equal(our_logits(named, folder), our_logits(unnamed, folder))
-    expected = f"unnamed ({', '.join(unnamed.task.labels)}) and taken in the order {', '.join(ours)}"
+    expected = f"unnamed ({', '.join(unnamed.task.output.labels)}) and taken in the order {', '.join(ours)}"
     assert named.load_report.notes == (f"the file's labels are {expected}",)
     assert named.load_report.new == ()
 
@@ -257,7 +257,7 @@ def test_a_head_that_does_not_fit_its_config_needs_a_task(stock: Save, tmp_path:
         TaskModel.from_pretrained(folder)
     assert "classifier.weight has shape [3, 36], expected [5, 36]" in str(error.value)
     assert "classifier.bias has shape [3], expected [5]" in str(error.value)
-    assert loaded(folder).task.labels == ("c0", "c1", "c2", "c3", "c4")
+    assert loaded(folder).task.output.labels == ("c0", "c1", "c2", "c3", "c4")
 
 
 @pytest.mark.parametrize(("family", "head"), [case for case in EVERY_HEAD if case[1] in ("token", "span")])
@@ -276,7 +276,7 @@ def test_without_a_task_the_folder_decides(stock: Save) -> None:
     with pytest.raises(CheckpointError, match="no task head this package knows"):
         TaskModel.from_pretrained(stock("albert", "base"))
     model = TaskModel.from_pretrained(stock())
-    assert model.task == SequenceClassification(labels=LABELS, max_length=48)  # as many as there are positions
+    assert model.task == SequenceClassification.of(labels=LABELS, max_length=48)  # as many as there are positions
     assert torch.equal(our_logits(model, stock()), our_logits(loaded(stock()), stock()))
 
 
@@ -303,7 +303,7 @@ def test_max_length_beyond_the_positions(family: str, stock: Save) -> None:
             {"task": "sequence-classification", "pooling": "average"},
             "pooling is 'average'. Input should be 'cls', 'mean'",
         ),
-        ({"task": SequenceClassification(labels=LABELS), "labels": LABELS}, "pass either a task, or a task's name"),
+        ({"task": SequenceClassification.of(labels=LABELS), "labels": LABELS}, "pass either a task, or a task's name"),
     ],
 )
 def test_wrong_arguments(arguments: dict[str, Any], message: str, stock: Save) -> None:
@@ -313,7 +313,7 @@ def test_wrong_arguments(arguments: dict[str, Any], message: str, stock: Save) -
 
 def test_regression(stock: Save, tmp_path: Path) -> None:
     folder = stock("albert", labels=("LABEL_0",))
-    task = SequenceClassification(problem_type="regression", max_length=40)
+    task = SequenceClassification.of(problem_type="regression", max_length=40)
     model = TaskModel.from_pretrained(folder, task=task)
     assert not model.load_report.new
     model.save_pretrained(tmp_path / "saved")
@@ -333,7 +333,7 @@ def test_problem_type_of_a_stock_folder(stock: Save, tmp_path: Path) -> None:
     (folder / "model.safetensors").unlink()
     edit_config(folder, max_position_embeddings=4 * 48)
     task = TaskModel.from_pretrained(folder).task
-    assert task == SequenceClassification(labels=LABELS, problem_type="multi_label_classification")
+    assert task == SequenceClassification.of(labels=LABELS, problem_type="multi_label_classification")
     edit_config(folder, problem_type="ranking")
     with pytest.raises(CheckpointError, match="problem_type is 'ranking', expected one of"):
         TaskModel.from_pretrained(folder)
@@ -377,8 +377,8 @@ def test_labels_that_nobody_named_are_those_of_the_training_rows(
     rows = list(example.rows)
     settings = {"epochs": 1, "batch_size": 4, "progress": False}
     fit(waiting, rows, rows, output_dir=tmp_path / "waiting", **settings)
-    labels = waiting.task.labels
-    assert set(labels) <= set(example.task.labels)
+    labels = waiting.task.output.labels
+    assert set(labels) <= set(example.task.output.labels)
     assert len(labels) > 1
     told = TaskModel.from_pretrained(tmp_path / "base", labels=labels, **options)
     fit(told, rows, rows, output_dir=tmp_path / "told", **settings)
@@ -391,7 +391,7 @@ def test_labels_that_nobody_named_are_those_of_the_training_rows(
 def test_a_task_in_memory_has_its_labels(tmp_path: Path, wordpiece_tokenizer: PreTrainedTokenizerBase) -> None:
     save_checkpoint(tmp_path, "bert", wordpiece_tokenizer, head="base")
     with pytest.raises(UsageError, match="needs labels"):
-        TaskModel.from_pretrained(tmp_path, task=SequenceClassification(max_length=40))
+        TaskModel.from_pretrained(tmp_path, task=SequenceClassification.of(max_length=40))
 
 
 def test_a_regression_model_is_reloaded_by_its_task_name(

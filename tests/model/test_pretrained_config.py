@@ -15,8 +15,6 @@ from bert_tasks.errors import CheckpointError
 from bert_tasks.model.pretrained import CheckpointFolder, stated_task
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import SequenceClassification
-from bert_tasks.tasks.sequence_classification.task import ProblemType
-from bert_tasks.tasks.shared.fitting import Fitting
 from support.small_checkpoints import copied, edit_config, save_checkpoint
 
 LABELS = ("calm", "glad", "sad")
@@ -75,7 +73,7 @@ def test_what_is_stored(folder: Path, tmp_path: Path) -> None:
 
 
 def test_thresholds_survive(folder: Path, tmp_path: Path) -> None:
-    task = SequenceClassification(
+    task = SequenceClassification.of(
         labels=LABELS, max_length=40, problem_type="multi_label_classification", thresholds=(0.1, 0.5, 0.9)
     )
     TaskModel.from_pretrained(folder, task=task).save_pretrained(tmp_path / "saved")
@@ -85,7 +83,7 @@ def test_thresholds_survive(folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("order", list(permutations(LABELS)), ids="-".join)
 def test_what_belongs_to_a_label_follows_it(order: tuple[str, ...], folder: Path, tmp_path: Path) -> None:
-    task = SequenceClassification(
+    task = SequenceClassification.of(
         labels=LABELS,
         max_length=40,
         problem_type="multi_label_classification",
@@ -97,21 +95,21 @@ def test_what_belongs_to_a_label_follows_it(order: tuple[str, ...], folder: Path
     model.save_pretrained(tmp_path)
     loaded = TaskModel.from_pretrained(tmp_path, labels=order)
     places = [LABELS.index(label) for label in order]
-    assert loaded.task.thresholds == tuple(task.thresholds[index] for index in places)
-    assert loaded.task.balanced_weights == tuple(task.balanced_weights[index] for index in places)
+    assert loaded.task.output.thresholds == tuple(task.output.thresholds[index] for index in places)
+    assert loaded.task.output.balanced_weights == tuple(task.output.balanced_weights[index] for index in places)
     torch.testing.assert_close(logits_of(loaded), logits_of(model)[:, places])
     others = TaskModel.from_pretrained(tmp_path, task="text-classification", labels=("a", "b", "c")).task
-    assert others == SequenceClassification(**Fitting.of(task).settings(), labels=("a", "b", "c"))
+    assert others == SequenceClassification.of(**task.settings(), labels=("a", "b", "c"))
 
 
 @pytest.mark.parametrize("problem_type", ["single_label_classification", "multi_label_classification", "regression"])
 @pytest.mark.parametrize("stored", ["single_label_classification", "multi_label_classification", "regression"])
 @pytest.mark.parametrize("task", [None, "sequence-classification"])
 def test_another_problem_keeps_what_applies_to_it(
-    task: str | None, stored: ProblemType, problem_type: ProblemType, folder: Path, tmp_path: Path
+    task: str | None, stored: str, problem_type: str, folder: Path, tmp_path: Path
 ) -> None:
     is_multi, is_regression = stored == "multi_label_classification", stored == "regression"
-    before = SequenceClassification(
+    before = SequenceClassification.of(
         labels=() if is_regression else LABELS,
         problem_type=stored,
         max_length=40,
@@ -128,9 +126,9 @@ def test_another_problem_keeps_what_applies_to_it(
         return
     settings |= {"labels": LABELS} if is_regression else {}
     after = stated_task(CheckpointFolder.open(tmp_path), task, settings)
-    assert (after.problem_type, after.max_length, after.pooling) == (problem_type, 40, "max")
-    assert after.labels == (() if problem_type == "regression" else LABELS)
-    assert after == SequenceClassification(**Fitting.of(after).settings(), labels=after.labels)
+    assert (after.settings()["problem_type"], after.max_length, after.pooling) == (problem_type, 40, "max")
+    assert after.output.labels == (() if problem_type == "regression" else LABELS)
+    assert after == SequenceClassification.of(**after.settings(), labels=after.output.labels)
 
 
 class Own(SequenceClassification):
@@ -149,12 +147,12 @@ def test_a_class_named_in_a_file_is_never_imported(
         TaskModel.from_pretrained(changed)
     assert "'canary_task:Canary', which is not built in" in str(error.value)
     assert "TaskModel.from_pretrained(folder, task=YourTask)" in str(error.value)
-    assert albert(changed).task.labels == LABELS
+    assert albert(changed).task.output.labels == LABELS
     assert "canary_task" not in sys.modules
 
 
 def test_an_unregistered_task_is_stored_by_name_only(folder: Path, tmp_path: Path) -> None:
-    task = Own(labels=LABELS, max_length=40)
+    task = Own.of(labels=LABELS, max_length=40)
     model = TaskModel.from_pretrained(folder, task=task)
     model.save_pretrained(tmp_path / "saved")
     stored = json.loads((tmp_path / "saved" / "config.json").read_text())["bert_tasks"]["task"]
@@ -174,7 +172,7 @@ def test_an_unregistered_task_is_stored_by_name_only(folder: Path, tmp_path: Pat
         ({"settings": {"max_length": "x"}}, "key bert_tasks: sequence-classification"),
         ({"settings": {"pooling": "x"}}, "pooling is 'x'"),
         ({"labels": "ab"}, "key bert_tasks: labels must be a list of texts"),
-        ({"thresholds": [0.5]}, "for multi-label classification only"),
+        ({"thresholds": [0.5]}, "thresholds does not apply to problem_type = 'single_label_classification', only to"),
         ({"reading": 3}, "reading.columns must name columns"),
         ({"reading": {"delimiter": ";;"}}, "reading: delimiter ';;' is not one character"),
         ({"reading": {"delimiter": 3}}, "reading.delimiter: Input should be a valid string"),

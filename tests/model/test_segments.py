@@ -21,8 +21,8 @@ from bert_tasks.data.columns import Row
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.model.encoder import Encoder
 from bert_tasks.model.task_model import TaskModel
+from bert_tasks.outputs.features import Feature
 from bert_tasks.tasks import PairClassification
-from bert_tasks.tasks.base import Feature
 from support.hf_models import FAMILIES, ROBERTAS, WITHOUT_SEGMENTS, WITHOUT_TYPES
 from support.small_checkpoints import save_checkpoint
 from support.small_tokenizers import LINES
@@ -102,7 +102,7 @@ def test_segments_are_the_familys_or_zeros_here_and_in_stock(
     save_checkpoint(tmp_path / "stock", family, tokenizer, head="sequence", labels=LABELS, wide=True)
     model = TaskModel.from_pretrained(
         tmp_path / "stock",
-        task=PairClassification(labels=LABELS, max_length=40, problem_type="multi_label_classification"),
+        task=PairClassification.of(labels=LABELS, max_length=40, problem_type="multi_label_classification"),
     )
     second = 0 if family in WITHOUT_SEGMENTS or (processor_name, name) in ZEROS else 1
     features = model.task.features(ROWS, model.tokenizer)
@@ -160,7 +160,7 @@ def test_a_new_model_has_the_segments_of_its_family(is_folder: bool, fresh: Any,
     tokenizer = fresh("bpe")
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     config = {"family": "bert", "hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1}
-    task = PairClassification(labels=LABELS, max_length=40)
+    task = PairClassification.of(labels=LABELS, max_length=40)
     model = TaskModel.from_config(config, task=task, tokenizer=tmp_path / "tokenizer" if is_folder else tokenizer)
     model.save_pretrained(tmp_path / "saved")
     for each in (model, TaskModel.from_pretrained(tmp_path / "saved")):
@@ -175,7 +175,7 @@ def test_no_segment_is_beyond_the_models_table(width: int, family: str, fresh: A
         pytest.skip("there is no such configuration")
     save_checkpoint(tmp_path, family, fresh("wordpiece"))
     resize(tmp_path, family, width)
-    task = PairClassification(labels=LABELS, max_length=40)
+    task = PairClassification.of(labels=LABELS, max_length=40)
     model = TaskModel.from_pretrained(tmp_path, task=task)
     rows = [{"text": LINES[0], "text_pair": LINES[1]}]
     second = 1 if family not in ROBERTAS and width > 1 else 0
@@ -254,7 +254,7 @@ def test_ids_of_an_own_task_without_an_embedding_are_refused(
     wrong: Literal["input_ids", "token_type_ids"], number: int, fresh: Any, tmp_path: Path
 ) -> None:
     save_checkpoint(tmp_path / "stock", "bert", fresh("wordpiece"))
-    task = WrongIds(labels=("no", "yes"), max_length=40, wrong=wrong, number=number)
+    task = WrongIds.of(labels=("no", "yes"), max_length=40, wrong=wrong, number=number)
     model = TaskModel.from_pretrained(tmp_path / "stock", task=task)
     rows = [{**row, "label": label} for row, label in zip(ROWS, ("no", "yes", "yes"), strict=True)]
     refused = pytest.raises(UsageError, match=rf"WrongIds: the {wrong} of a feature hold {number}, but the model has")
@@ -267,7 +267,7 @@ def test_ids_of_an_own_task_without_an_embedding_are_refused(
 
 
 def test_features_kept_for_another_model_are_checked_again(fresh: Any, tmp_path: Path) -> None:
-    tokenizer, task = fresh("wordpiece"), WrongIds(labels=("no", "yes"), max_length=40, number=2)
+    tokenizer, task = fresh("wordpiece"), WrongIds.of(labels=("no", "yes"), max_length=40, number=2)
     rows = [{**row, "label": label} for row, label in zip(ROWS, ("no", "yes", "yes"), strict=True)]
     for width in (3, 2):
         save_checkpoint(tmp_path / str(width), "bert", tokenizer)

@@ -13,7 +13,7 @@ from bert_tasks.errors import UsageError
 from bert_tasks.model.encoder import Encoder
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import MaskedLanguageModeling, SequenceClassification, TokenClassification
-from bert_tasks.tasks.shared.features import collate
+from bert_tasks.tasks.features import collate
 from support.hf_models import FAMILIES, hf_class, hf_config, widen
 from support.small_checkpoints import tokenizer_of
 
@@ -43,7 +43,7 @@ def saved(by_kind, tmp_path_factory):
 
 def task_model(folder, task_class=SequenceClassification, **settings):
     torch.manual_seed(0)
-    return TaskModel.from_pretrained(folder, task=task_class(labels=LABELS, max_length=32, **settings))
+    return TaskModel.from_pretrained(folder, task=task_class.of(labels=LABELS, max_length=32, **settings))
 
 
 def features(model):
@@ -169,7 +169,7 @@ def test_the_encoder_of_a_student_opens_without_a_task(saved, tmp_path):
 def test_a_masked_language_model_keeps_its_head_as_a_distilbert(saved, tmp_path):
     """What DistilBERT starts from: with all layers it predicts the tokens that its teacher predicts."""
     torch.manual_seed(0)
-    teacher = TaskModel.from_pretrained(saved(), task=MaskedLanguageModeling(max_length=32))
+    teacher = TaskModel.from_pretrained(saved(), task=MaskedLanguageModeling.of(max_length=32))
     with torch.no_grad():
         for parameter in teacher.head.parameters():
             parameter += 0.3 * torch.randn_like(parameter)

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.families import copies_of_tied, encoder_config, family_of, parameter_map
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import MaskedLanguageModeling, SequenceClassification
-from bert_tasks.tasks.masked_language_modeling.task import MaskedFormats
 from support import parity
 from support.hf_models import FAMILIES, PREFIX, HFBatch, hf_config, random_batch, widen
 from support.small_checkpoints import save_checkpoint
@@ -41,16 +39,9 @@ TIED_BY_CONFIG = ("eurobert", "ultrabert")
 EVERY_HEAD = pytest.mark.parametrize(("family", "head"), KINDS)
 
 
-class HeadTaskConfig(MaskedFormats):
-    @property
-    def head(self) -> Any:
-        return self.task.head_kind
-
-
 class HeadTask(MaskedLanguageModeling):
     """A task with one of the three heads, which the tests call themselves."""
 
-    parts = (HeadTaskConfig, *MaskedLanguageModeling.parts)
     head_kind: HeadKind = "masked-lm"
 
     def head(self, config: EncoderConfig) -> Any:
@@ -59,7 +50,7 @@ class HeadTask(MaskedLanguageModeling):
 
 
 def task_of(head: str) -> MaskedLanguageModeling:
-    return type("Task", (HeadTask,), {"head_kind": head})(max_length=48)
+    return type("Task", (HeadTask,), {"head_kind": head}).of(max_length=48)
 
 
 def hf_model(family: str, head: str, config: PretrainedConfig | None = None, **changes: Any) -> PreTrainedModel:
@@ -292,7 +283,7 @@ def test_published_files_load_with_the_decoder_or_without(family: str, head: str
 def test_other_tasks_drop_the_head_and_this_one_may_start_it_anew(tmp_path: Path, by_kind: Any) -> None:
     folder = tmp_path / "base"
     save_checkpoint(folder, "bert", by_kind["wordpiece"])
-    model = TaskModel.from_pretrained(folder, task=MaskedLanguageModeling(max_length=16))
+    model = TaskModel.from_pretrained(folder, task=MaskedLanguageModeling.of(max_length=16))
     assert [name.rpartition(".")[0] for name in model.load_report.new] == [
         *("cls.predictions.transform.dense",) * 2,
         *("cls.predictions.transform.LayerNorm",) * 2,
@@ -300,7 +291,7 @@ def test_other_tasks_drop_the_head_and_this_one_may_start_it_anew(tmp_path: Path
     ]
     model.save_pretrained(tmp_path / "mlm")
     classifier = TaskModel.from_pretrained(
-        tmp_path / "mlm", task=SequenceClassification(labels=("a", "b"), max_length=16)
+        tmp_path / "mlm", task=SequenceClassification.of(labels=("a", "b"), max_length=16)
     )
     assert sorted(classifier.load_report.dropped) == sorted(model.load_report.new)
     again = TaskModel.from_pretrained(tmp_path / "mlm")
@@ -316,7 +307,7 @@ def test_what_the_head_cannot_compute_is_refused() -> None:
         TaskModel(hf_config("distilbert").to_dict(), task_of("pretraining"))
     with pytest.raises(UsageError, match="bert models have no head of the kind 'replaced-token'"):
         TaskModel(config, task_of("replaced-token"))
-    assert replace(MaskedLanguageModeling(), top_k=3).top_k == 3
+    assert MaskedLanguageModeling.of().with_settings(top_k=3).settings()["top_k"] == 3
 
 
 @pytest.mark.parametrize("head", ["masked-lm", "pretraining"])

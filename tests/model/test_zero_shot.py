@@ -4,7 +4,6 @@ import csv
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreT
 from bert_tasks import TaskModel, evaluate, fit, predict
 from bert_tasks.errors import BertTasksError, CheckpointError, UsageError
 from bert_tasks.export import export
+from bert_tasks.outputs.classes import ClassPrediction
 from bert_tasks.tasks import PairClassification, SequenceClassification
 from bert_tasks.tasks.base import Task
 from support.small_checkpoints import save_checkpoint, tokenizer_of
@@ -62,7 +62,7 @@ def test_scores_equal_transformers_pipeline(
     save_checkpoint(tmp_path, family, tokenizer_of(family, by_kind), head="sequence", labels=NLI, wide=True)
     stock = TaskModel.from_pretrained(tmp_path)  # of which nothing says that it reads pairs
     zero_shot = stock.zero_shot(LABELS, hypothesis=HYPOTHESIS, multi_label=multi_label)
-    zero_shot.task = replace(zero_shot.task, max_length=LENGTH)
+    zero_shot.task = zero_shot.task.with_settings(max_length=LENGTH)
     folder = tmp_path
     if family == "albert":  # transformers' class of tokenizers drops the segments, unless the folder names them
         stock.save_pretrained(folder := tmp_path / "saved")
@@ -87,7 +87,7 @@ def test_a_folder_of_ours_opens_in_the_pipeline(
 ) -> None:
     save_checkpoint(tmp_path / "base", "bert", wordpiece_tokenizer, wide=True)
     torch.manual_seed(2)
-    pair = TaskModel.from_pretrained(tmp_path / "base", task=PairClassification(labels=names, max_length=LENGTH))
+    pair = TaskModel.from_pretrained(tmp_path / "base", task=PairClassification.of(labels=names, max_length=LENGTH))
     torch.nn.init.normal_(pair.head.output.weight, std=0.5)
     pair.save_pretrained(tmp_path / "saved")
     loaded = TaskModel.from_pretrained(tmp_path / "saved")
@@ -100,7 +100,7 @@ def test_a_folder_of_ours_opens_in_the_pipeline(
             ]
             assert [prediction.labels for prediction in predictions] == decided
         else:
-            assert {prediction.labels for prediction in predictions} == {None}
+            assert {type(prediction) for prediction in predictions} == {ClassPrediction}
             assert all(sum(prediction.scores.values()) == pytest.approx(1) for prediction in predictions)
 
 
@@ -219,13 +219,16 @@ def test_wrong_labels_and_hypotheses(model: TaskModel, changes: dict[str, Any], 
 
 
 OTHERS: list[tuple[Task, str]] = [
-    (SequenceClassification(labels=NLI), "labels: the model must be one of pair-classification, not of sequence-class"),
     (
-        PairClassification(labels=("no", "yes")),
+        SequenceClassification.of(labels=NLI),
+        "labels: the model must be one of pair-classification, not of sequence-class",
+    ),
+    (
+        PairClassification.of(labels=("no", "yes")),
         "labels: the model needs a label that begins with 'entail'. Its labels are no, yes",
     ),
     (
-        PairClassification(problem_type="regression"),
+        PairClassification.of(problem_type="regression"),
         "labels: the model needs a label that begins with 'entail'. It has no labels",
     ),
 ]
@@ -234,7 +237,7 @@ OTHERS: list[tuple[Task, str]] = [
 @pytest.mark.parametrize(("task", "message"), OTHERS)
 def test_other_models(model: TaskModel, task: Task, message: str, tmp_path: Path) -> None:
     assert model.origin is not None
-    other = TaskModel.from_pretrained(model.origin.name, task=replace(task, max_length=LENGTH))
+    other = TaskModel.from_pretrained(model.origin.name, task=task.with_settings(max_length=LENGTH))
     other.save_pretrained(tmp_path)
     with pytest.raises(CheckpointError) as raised:
         TaskModel.from_pretrained(tmp_path).zero_shot(LABELS)
@@ -271,7 +274,7 @@ def test_real_texts(embedded_model: Path, tmp_path: Path) -> None:
     with (Path(os.environ["BERT_TASKS_DATA"]) / "glue" / "RTE" / "dev.tsv").open(encoding="utf-8") as file:
         texts = [line.split("\t")[1] for line in list(file)[1:61]]
     torch.manual_seed(0)
-    task = PairClassification(labels=("entailment", "not_entailment"), max_length=LENGTH)
+    task = PairClassification.of(labels=("entailment", "not_entailment"), max_length=LENGTH)
     pair = TaskModel.from_pretrained(embedded_model, task=task)
     torch.nn.init.normal_(pair.head.output.weight, std=0.5)
     pair.save_pretrained(tmp_path)

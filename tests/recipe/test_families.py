@@ -16,8 +16,6 @@ from bert_tasks.families import FAMILIES as DATA
 from bert_tasks.model.multitask import pretrained_model
 from bert_tasks.recipe.schema import Recipe, build_heads, build_task, load_recipe
 from bert_tasks.tasks.several import HeadTask, with_labels
-from bert_tasks.tasks.shared.fitting import Fitting
-from bert_tasks.tasks.shared.hf_config import HFConfig
 from bert_tasks.training.objectives import Objective
 from bert_tasks.training.run import make_objective
 from support.hf_models import FAMILIES
@@ -90,7 +88,7 @@ def fitted(heads: Mapping[str, HeadTask], rows: Sequence[Row]) -> dict[str, Head
     tasks = {}
     for name, head in heads.items():
         _, rows_of_head = head_rows(rows, name, head.task.columns)
-        tasks[name] = replace(head, task=Fitting.of(head.task).fit_to_train(rows_of_head))
+        tasks[name] = replace(head, task=head.task.fit_rows(rows_of_head))
     return tasks
 
 
@@ -122,7 +120,7 @@ def test_recipes_run_with_the_families_that_they_name(
             continue
         recipe = load_recipe(path)
         labelled, rows = tasks_and_rows(recipe)
-        if "" in labelled and HFConfig.of(labelled[""].task).head not in (None, *DATA[family].heads):
+        if "" in labelled and labelled[""].task.head_kind not in (None, *DATA[family].heads):
             continue
         heads = fitted(labelled, rows)
         settings = f"{heads!r} {recipe.teacher!r}"

@@ -29,7 +29,6 @@ from bert_tasks.recipe.schema import (
     resolved_toml,
 )
 from bert_tasks.tasks import TASK_NAMES, TASKS, SequenceClassification, Task
-from bert_tasks.tasks.shared.fitting import Fitting
 from support.recipes import MINIMAL, refusal, write
 
 REPOSITORY = Path(os.environ.get("BERT_TASKS_REPOSITORY", Path(__file__).parents[2]))
@@ -199,10 +198,10 @@ def test_clipping_can_be_switched_off_and_stays_off(folder: Path, off: str) -> N
 def test_settings_are_checked_against_the_task(folder: Path) -> None:
     lines = 'shape = "square"\nweights = [1, 2.5]\nrate = 1\nwindows = true\nlabels = ["a", "b"]'
     recipe = load_recipe(write(folder, TINY.replace("SETTINGS", lines)))
-    assert build_task(recipe) == TinyTask(
+    assert build_task(recipe) == TinyTask.of(
         depth=2, shape="square", weights=(1.0, 2.5), rate=1.0, windows=True, labels=("a", "b")
     )
-    assert build_task(recipe, ("x", "y")).labels == ("x", "y")
+    assert build_task(recipe, ("x", "y")).output.labels == ("x", "y")
     assert load_recipe(write(folder, resolved_toml(recipe))) == recipe
 
 
@@ -263,12 +262,8 @@ def test_every_setting_of_the_registered_tasks_can_be_stated(folder: Path) -> No
     for name, task_class in TASKS.items():
         assert load_task_class(name) is task_class
         text = MINIMAL.replace("sequence-classification", name) + "[settings]\n"
-        defaults = {field.name: field.default for field in dataclasses.fields(task_class)}
-        settings = {
-            name: value
-            for name, value in defaults.items()
-            if name not in Fitting.of(task_class).fields and value is not None
-        }
+        defaults = {name: setting.default for name, setting in task_class.stated_settings().items()}
+        settings = {name: value for name, value in defaults.items() if value is not None}
         recipe = load_recipe(write(folder, text + tomli_w.dumps(settings)))
         assert recipe.settings == settings
         assert load_recipe(write(folder, resolved_toml(recipe))) == recipe

@@ -63,7 +63,7 @@ def test_a_recipe_of_several_tasks_is_checked_trained_and_repeated(recipe: Path)
     assert load_recipe(recipe.parent / "out" / "recipe.toml") == loaded
     assert "[tasks.slots]" in resolved_toml(loaded)
     model = MultiTaskModel.from_pretrained("out/model")
-    assert model.models["topic"].task.labels == ("high", "low", "mid")
+    assert model.models["topic"].task.output.labels == ("high", "low", "mid")
     assert list(model.weights.values()) == [0.5, 1.0]  # the tasks are in the order of their names
 
 

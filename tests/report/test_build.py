@@ -262,7 +262,7 @@ def test_commands_and_page_show_each_number_once_and_the_same_classes(copy_of, n
     scores_by_name = {kept.get(*words, words) if len(words) == 1 else words: scores for words, scores in rows.items()}
     assert {words: scores_by_name[words] for words in scores_of(reported)[2]} == scores_of(reported)[2]
     shown = set(overall)
-    assert not {"f1", "macro_f1"} <= shown or len(report.runs[0].tasks[""].labels) == 2
+    assert not {"f1", "macro_f1"} <= shown or len(report.runs[0].tasks[""].output.labels) == 2
     assert overall.items() <= {key: format_number(value) for key, value in metrics.items()}.items()
     html = report.output.read_text("utf-8")
     recorded = html.partition("as recorded by the run")[2].partition("</table>")[0]

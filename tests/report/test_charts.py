@@ -6,9 +6,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from bert_tasks.outputs.sections import Axis, Chart, Line
 from bert_tasks.report.charts import Plot
 from bert_tasks.report.page import page_environment
-from bert_tasks.tasks.shared.report import Axis, Chart, Line
 
 
 def drawn(chart: Chart) -> str:

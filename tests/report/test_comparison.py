@@ -8,12 +8,13 @@ import pytest
 from scipy import stats
 
 from bert_tasks.metrics.formulas import class_measure, multilabel_measure, replaced_token_measure
+from bert_tasks.outputs.sections import ReportSections, RowResult
+from bert_tasks.outputs.tag_prediction import TokenPrediction
+from bert_tasks.outputs.vocabulary import Candidate, MaskedToken, MaskPrediction
 from bert_tasks.report.comparison import compare as compare_runs
 from bert_tasks.report.results import Results
 from bert_tasks.tasks import MaskedLanguageModeling
-from bert_tasks.tasks.masked_language_modeling.predictions import Candidate, MaskedToken, MaskPrediction
-from bert_tasks.tasks.shared.report import Report, ReportSections, RowResult
-from bert_tasks.tasks.token_classification.task import TokenClassification, TokenPrediction
+from bert_tasks.tasks.token_classification import TokenClassification
 
 LABELS = ["a", "b"] * 30
 
@@ -80,7 +81,7 @@ def test_runs_with_other_labels_have_no_p_and_it_is_said_why():
 
 
 def test_runs_that_predict_other_types_are_compared():
-    task = TokenClassification(labels=("O", "B-X", "B-Y", "B-Z", "B-NEVER"))
+    task = TokenClassification.of(labels=("O", "B-X", "B-Y", "B-Z", "B-NEVER"))
     labels = [("B-X", "O", "O"), ("O", "B-Y", "O"), ("B-X", "B-Y", "O")] * 8
     straying = [("B-X", "B-Z", "O")] * 24
     first, second = (tagged(task, labels, predictions) for predictions in (straying, labels))
@@ -96,7 +97,7 @@ def tagged(task, labels, predictions):
     words = ("one", "two", "three")
     answers = [TokenPrediction(words=words, tags=tags, scores=(0.9,) * 3, entities=()) for tags in predictions]
     rows = [{"words": list(words), "tags": list(tags)} for tags in labels]
-    return Results.of(Report.of(task).sections(answers, rows))
+    return Results.of(task.output.report(answers, rows, task.texts))
 
 
 def test_scores_in_other_bins_are_not_exchanged():
@@ -115,7 +116,7 @@ def test_scores_in_other_bins_are_not_exchanged():
 
 def test_the_accuracy_of_masked_tokens_is_not_that_of_texts():
     """No text is all correct, so a test of whole texts would see no difference."""
-    task, rows = MaskedLanguageModeling(max_length=24), [{"text": "x"}] * 6
+    task, rows = MaskedLanguageModeling.of(max_length=24), [{"text": "x"}] * 6
     counts = [[0, 1, 0, 0, 1, 0], [2, 2, 1, 2, 1, 2]]
 
     def masks(correct):
@@ -128,7 +129,7 @@ def test_the_accuracy_of_masked_tokens_is_not_that_of_texts():
     predictions = [[MaskPrediction(masks=(), measured=masks(count)) for count in model] for model in counts]
     comparison = compare(
         *(
-            Results.of(Report.of(task).sections(model_predictions, rows), first="accuracy")
+            Results.of(task.output.report(model_predictions, rows, task.texts), first="accuracy")
             for model_predictions in predictions
         )
     )

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bert_tasks.outputs.sections import MOST_CELLS, SHOWN_CLASSES, Confusion
 from bert_tasks.report.collect import gather
 from bert_tasks.report.page import run_page
 from bert_tasks.report.results import Results
-from bert_tasks.tasks.shared.report import MOST_CELLS, SHOWN_CLASSES, Confusion, Report
 
 TOO_MANY = int(MOST_CELLS**0.5) + 1
 
@@ -64,7 +64,9 @@ def page_of(run_of, tmp_path):
     def page(confusion):
         (run,) = gather([run_of("classes")])
         (prediction_set,) = run.predicted
-        sections = Report.of(prediction_set.task).sections(prediction_set.predictions, prediction_set.rows)
+        sections = prediction_set.task.output.report(
+            prediction_set.predictions, prediction_set.rows, prediction_set.task.texts
+        )
         html = run_page(run, {"": Results.of(replace(sections, confusion=confusion))})
         path = tmp_path / "page.html"
         path.write_text(html, "utf-8")

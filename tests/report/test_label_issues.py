@@ -126,7 +126,7 @@ TEXTS = (
     "a mark \u2028 that ends no line",
     "the last",
 )
-COLUMNS = SequenceClassification(labels=("old", "new")).columns
+COLUMNS = SequenceClassification.of(labels=("old", "new")).columns
 
 
 def corrected(table: RowTable, path: Path) -> list[tuple[str, str]]:

@@ -8,12 +8,14 @@ from itertools import pairwise
 
 import pytest
 
+from bert_tasks.outputs.classes import ClassPrediction
+from bert_tasks.outputs.tag_prediction import TokenPrediction
 from bert_tasks.report import make_report
 from bert_tasks.report.collect import gather
 from bert_tasks.report.page import _fold_rows, comparison_page, run_page
 from bert_tasks.report.results import results_of
-from bert_tasks.tasks.sequence_classification.task import SequenceClassification, SequencePrediction
-from bert_tasks.tasks.token_classification.task import TokenClassification, TokenPrediction
+from bert_tasks.tasks.sequence_classification import SequenceClassification
+from bert_tasks.tasks.token_classification import TokenClassification
 from support.report_runs import HOSTILE, KINDS, MARK, kinds
 
 CASES = [(name, ("light", "dark")[index % 2]) for index, name in enumerate((*KINDS, "classes"))]
@@ -106,9 +108,9 @@ def test_page_stays_small_whatever_the_labels_and_sets_are(run_of, sets, filler)
     """200 labels of 10,000 characters, of which HTML needs up to five bytes each."""
     (run,) = gather([run_of("classes")])
     labels = tuple(f"{number:03d}{filler * 10_000}" for number in range(200))
-    task = SequenceClassification(labels=labels)
+    task = SequenceClassification.of(labels=labels)
     rows = [{"text": filler * 3000, "text_pair": filler * 3000, "label": labels[n * 7 % 200]} for n in range(2000)]
-    predictions = [SequencePrediction(label=labels[(n * 7 + n % 5) % 200], score=0.5, scores={}) for n in range(2000)]
+    predictions = [ClassPrediction(label=labels[(n * 7 + n % 5) % 200], score=0.5, scores={}) for n in range(2000)]
     results = dict.fromkeys((f"set{number}" for number in range(sets)), results_of(task, predictions, rows))
     page = run_page(run, results)
     assert len(page.encode()) < 2_000_000
@@ -123,7 +125,7 @@ def test_page_stays_small_whatever_the_labels_and_sets_are(run_of, sets, filler)
 def test_page_stays_small_whatever_the_tags_are(run_of):
     (run,) = gather([run_of("tags")])
     types = [f"{number}{'&' * 5000}" for number in range(100)]
-    task = TokenClassification(labels=("O", *(f"B-{name}" for name in types)))
+    task = TokenClassification.of(labels=("O", *(f"B-{name}" for name in types)))
     words = ["&" * 100] * 300
     rows = [{"words": words, "tags": [f"B-{types[n % 100]}" for n in range(300)]}] * 40
     wrong = tuple(f"B-{types[(n + 1) % 100]}" for n in range(300))
@@ -158,6 +160,6 @@ def test_a_page_says_that_there_are_no_mistakes(run_of, wrong):
     (run,) = gather([run_of("classes")])
     rows = [{"text": "a", "label": ("low", "mid")[number % 2]} for number in range(6)]
     labels = [row["label"] for row in rows[wrong:]] + ["high"] * wrong
-    predictions = [SequencePrediction(label=label, score=0.5, scores={}) for label in labels]
+    predictions = [ClassPrediction(label=label, score=0.5, scores={}) for label in labels]
     page = run_page(run, {"": results_of(run.tasks[""], predictions, rows)})
     assert ("Every prediction is correct" in page) == (wrong == 0)

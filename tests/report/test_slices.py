@@ -11,18 +11,18 @@ from bert_tasks import evaluate
 from bert_tasks.cli.app import app
 from bert_tasks.data.columns import PASSTHROUGH
 from bert_tasks.errors import UsageError
+from bert_tasks.outputs.classes import ClassPrediction
 from bert_tasks.report import make_report
 from bert_tasks.report.collect import gather, with_file_columns
 from bert_tasks.report.results import EMPTY, FEW_ROWS, MOST_VALUES, group_rows, slices_of
 from bert_tasks.tasks import SequenceClassification
-from bert_tasks.tasks.sequence_classification.task import SequencePrediction
 from support.report_runs import KINDS, trained, write_rows
 
-TASK = SequenceClassification(labels=("a", "b"))
+TASK = SequenceClassification.of(labels=("a", "b"))
 
 
 def classified(count):
-    return [SequencePrediction(label="a", score=0.9, scores={"a": 0.9, "b": 0.1})] * count
+    return [ClassPrediction(label="a", score=0.9, scores={"a": 0.9, "b": 0.1})] * count
 
 
 def test_validation_rows_are_scored_as_evaluate_scores_them(run_of, tmp_path):

@@ -5,8 +5,8 @@ import random
 import pytest
 
 from bert_tasks.data.conll import Scheme, from_iob2
-from bert_tasks.tasks.shared.report import Report
-from bert_tasks.tasks.token_classification.task import TokenClassification, TokenPrediction
+from bert_tasks.outputs.tag_prediction import TokenPrediction
+from bert_tasks.tasks.token_classification import TokenClassification
 
 IOB2 = ("O", "B-X", "I-X", "B-Y", "I-Y")
 BIOES = (*IOB2, "E-X", "S-X", "E-Y", "S-Y")
@@ -35,8 +35,8 @@ def test_a_calibrated_tagger_has_no_calibration_error(scheme: Scheme, labels: tu
         predictions.append(TokenPrediction(words=words, tags=tuple(swapped), scores=tuple(sure), entities=()))
         scores += sure
     rows = [{"words": ["w"] * len(true), "tags": from_iob2(SENTENCE, scheme)}] * len(predictions)
-    task = TokenClassification(labels=labels)
-    sections = Report.of(task).sections(predictions, rows)
+    task = TokenClassification.of(labels=labels)
+    sections = task.output.report(predictions, rows, task.texts)
     assert sections.calibration.predictions == len(scores)
     assert sections.calibration.ece < 0.03
 
@@ -48,8 +48,8 @@ def _other_prefix(tag: str, true: str, labels: tuple[str, ...]) -> str:
 
 
 def test_raw_tags_are_compared_as_they_are() -> None:
-    task = TokenClassification(labels=("noun", "verb"))
+    task = TokenClassification.of(labels=("noun", "verb"))
     predictions = [TokenPrediction(words=("a", "b"), tags=("noun", "noun"), scores=(0.95, 0.95), entities=())]
     rows = [{"words": ["a", "b"], "tags": ["noun", "verb"]}]
-    sections = Report.of(task).sections(predictions, rows)
+    sections = task.output.report(predictions, rows, task.texts)
     assert [(score_bin.count, score_bin.accuracy) for score_bin in sections.calibration.bins] == [(2, 0.5)]

@@ -25,7 +25,6 @@ from bert_tasks.serving.gate import Gate
 from bert_tasks.serving.limits import Limits
 from bert_tasks.serving.metrics import ServerMetrics
 from bert_tasks.serving.requests import answers_schema, request_schema
-from bert_tasks.tasks.shared.card import Card
 from support.servers import SLOW, Application, application, errors_of
 from support.task_contract import unlabelled
 from support.task_examples import EXAMPLES, FAMILY_EXAMPLES
@@ -90,11 +89,11 @@ def test_answers_equal_the_models_and_are_described(model_of: ModelOf, case: str
     # The page shows the form that the description of the model asks for.
     assert set(re.findall(r"\babout\.(\w+)", page)) <= about.keys()
     assert (about["model"], about["task"]) == ("tests/model", model.task.name)
-    assert about["labels"] == list(model.task.labels)
+    assert about["labels"] == list(model.task.output.labels)
     names = [column.name for column in model.task.columns if not column.is_label]
     assert [column["name"] for column in about["columns"]] == names
     assert about["limits"] == asdict(limits)
-    assert about["examples"] == json.loads(json.dumps(Card.of(model.task).example_rows))
+    assert about["examples"] == json.loads(json.dumps(model.task.example_rows))
     # The documented schema offers what the task accepts.
     jsonschema.Draft202012Validator.check_schema(documented)
     columns = [column for schema in documented["$defs"].values() for column in schema["properties"].items()]

@@ -18,8 +18,8 @@ from bert_tasks.data.columns import Row
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.model import encoder_with_heads
 from bert_tasks.model.task_model import TaskModel
+from bert_tasks.outputs.prediction import Prediction
 from bert_tasks.serving.batching import Batcher, QueueFullError
-from bert_tasks.tasks.base import Prediction
 from support.runs import PATIENCE
 from support.servers import SLOW, application
 from support.task_contract import numbers, unlabelled
@@ -255,7 +255,7 @@ def test_one_failing_request_does_not_fail_those_it_ran_with(model_of: ModelOf) 
 
 
 def test_rows_of_one_request_are_not_context_of_another(base: Path) -> None:
-    task = replace(EXAMPLES["token"].task, context_tokens=6)
+    task = EXAMPLES["token"].task.with_settings(context_tokens=6)
     model = TaskModel.from_pretrained(base / "bert", task=task)
     rows = [{"words": text.split(), "document": "one"} for text in ("a cold wind", "brought rain", "to the baker")]
     assert not same(model.predict(rows), [prediction for row in rows for prediction in model.predict([row])])

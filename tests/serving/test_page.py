@@ -8,7 +8,6 @@ import pytest
 
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.serving.limits import Limits
-from bert_tasks.tasks.shared.card import Card
 from support.runs import PATIENCE
 from support.servers import listening
 from support.task_examples import EXAMPLES
@@ -59,10 +58,10 @@ def test_every_task_is_predicted_and_shown(browser: "Browser", pages: dict[str, 
     shown = browser.text("#answer")
     task = EXAMPLES[case].task
     if task.name in ("sequence-classification", "pair-classification"):
-        assert all(label in shown for label in task.labels)
-        assert shown.count("%") == len(task.labels)
+        assert all(label in shown for label in task.output.labels)
+        assert shown.count("%") == len(task.output.labels)
     elif task.name == "multiple-choice":
-        choices = Card.of(task).example_rows[0]["choices"]
+        choices = task.example_rows[0]["choices"]
         assert all(choice in shown for choice in choices)
         assert shown.count("%") == len(choices)
         assert len(browser.find_all(".bars .best")) == 1
@@ -131,7 +130,7 @@ def test_words_are_shaded_by_their_contribution(
     browser: "Browser", pages: dict[str, str], model_of: ModelOf, case: str, dark: bool
 ) -> None:
     opened(browser, pages[case], dark=dark)
-    row = Card.of(EXAMPLES[case].task).example_rows[0]
+    row = EXAMPLES[case].task.example_rows[0]
     browser.find("#predict").click()
     predicted(browser)
     browser.find("#explain").click()

@@ -27,13 +27,12 @@ from bert_tasks.cli import main
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.model.encoder_with_heads import ForwardFn
 from bert_tasks.model.task_model import TaskModel
+from bert_tasks.outputs.prediction import ON_REQUEST
 from bert_tasks.serving import server
 from bert_tasks.serving.limits import Limits
 from bert_tasks.serving.listener import bound_listener, ignore_new_connections
 from bert_tasks.serving.server import host_names
 from bert_tasks.tasks import TASKS
-from bert_tasks.tasks.base import ON_REQUEST
-from bert_tasks.tasks.shared.rendering import Rendering
 from campaigns import rolling_restart, serve_soak
 from support.runs import CONSOLE, PATIENCE, Program
 from support.servers import Serving, listening
@@ -61,7 +60,7 @@ def test_a_served_model_answers_and_on_sigterm_ends_after_the_running_requests(
         assert client.get("/readyz").json() == {"status": "ready"}
         large = client.post("/predict", content=b" " * 10_000_000, headers={"content-type": "application/json"})
         assert large.status_code == 413
-        assert client.post("/predict", json=body).json()["label"] in EXAMPLES["single"].task.labels
+        assert client.post("/predict", json=body).json()["label"] in EXAMPLES["single"].task.output.labels
         waiting = [pool.submit(httpx2.post, f"{served.url}/predict", json=body, timeout=PATIENCE) for _ in range(3)]
         while "bert_tasks_queue_depth 3.0" not in client.get("/metrics").text:
             assert not all(answer.done() for answer in waiting)
@@ -468,6 +467,6 @@ def test_the_guide_states_the_columns_and_predictions_of_every_task(repository: 
         row, prediction = rows[example.task.name]
         for column in example.task.columns:
             assert f"`{column.name}`" in row or column.is_label or not column.required
-        fields = TypeAdapter(Rendering.of(example.task).prediction_type).json_schema(mode="serialization")["properties"]
+        fields = TypeAdapter(example.task.output.prediction).json_schema(mode="serialization")["properties"]
         if prediction != "the same":
             assert [name for name in fields if f"`{name}`" not in prediction and name not in ON_REQUEST] == []

@@ -5,20 +5,25 @@ import signal
 import time
 from typing import Any
 
-from bert_tasks.tasks.base import LossTerm
-from bert_tasks.tasks.sequence_classification.task import SequenceClassification
+from bert_tasks.outputs.base import LossTerm
+from bert_tasks.outputs.classes import Classes
+from bert_tasks.tasks.sequence_classification import SequenceClassification
 
 CALL = 12  # losses before the fault
 
 
-class FaultyTask(SequenceClassification):
+class FaultyClasses(Classes):
     calls = 0
 
-    def loss(self, logits: Any, batch: Any) -> tuple[LossTerm]:
-        FaultyTask.calls += 1
-        if FaultyTask.calls > CALL and os.environ.get("RANK", "0") == os.environ.get("FAULTY_RANK", "0"):
+    def loss(self, logits: Any, batch: Any) -> tuple[LossTerm, ...]:
+        FaultyClasses.calls += 1
+        if FaultyClasses.calls > CALL and os.environ.get("RANK", "0") == os.environ.get("FAULTY_RANK", "0"):
             _fail(os.environ["ROW_ERROR"])
         return super().loss(logits, batch)
+
+
+class FaultyTask(SequenceClassification):
+    outputs = (FaultyClasses,)
 
 
 def _fail(fault: str) -> None:

@@ -23,68 +23,78 @@ from bert_tasks.encoder.packing import PackedBatch, pack
 from bert_tasks.families import encoder_config, family_of, parameter_map
 from bert_tasks.model.encoder import Encoder
 from bert_tasks.model.task_model import TaskModel
+from bert_tasks.outputs.base import LossTerm, Output
+from bert_tasks.outputs.features import Feature
+from bert_tasks.outputs.prediction import Prediction
 from bert_tasks.tasks import MultipleChoice, SequenceClassification, Task
-from bert_tasks.tasks.base import Feature, LossTerm, Part, Prediction
-from bert_tasks.tasks.shared.hf_config import HFConfig
 from support.hf_models import Head, HFBatch
 
 Model = Encoder | TaskModel
 
 
-class RowHFConfig(HFConfig):
-    @property
-    def head(self) -> Literal["token", "span"]:
-        head: Literal["token", "span"] = self.task.head_kind
-        return head
-
-
 @dataclass(frozen=True, kw_only=True)
-class RowTask(Task):
-    """A head on every token, as transformers' token and span classes have it. Models only: it reads no rows."""
+class Squares(Output[Prediction]):
+    """The sum of the squares of all logits. Models only: it predicts nothing."""
 
-    name: ClassVar[str] = "rows"
-    parts: ClassVar[tuple[type[Part], ...]] = (RowHFConfig,)
-    head_kind: Literal["token", "span"] = "token"
-    max_length: int = 48
-
-    @property
-    def columns(self) -> tuple[Column, ...]:
-        return ()
+    name: ClassVar[str] = "squares"
+    column: ClassVar[None] = None
+    primary_metric: ClassVar[str] = "accuracy"
 
     @property
-    def primary_metric(self) -> str:
-        return "accuracy"
-
-    def head(self, config: EncoderConfig) -> PerTokenHead:
-        dropout = config.head.token_dropout if self.head_kind == "token" else config.head.span_dropout
-        return PerTokenHead(config, len(self.labels), dropout=dropout)
+    def size(self) -> int:
+        return len(self.labels)
 
     def loss(self, logits: Tensor, batch: PackedBatch) -> tuple[LossTerm]:
         """The sum of squares: every token and every logit takes part."""
-        return (LossTerm(name="squares", total=logits.square().sum(), count=logits.new_full((), logits.shape[0])),)
+        return (LossTerm(name=self.name, total=logits.square().sum(), count=logits.new_full((), logits.shape[0])),)
 
     def counts(self, features: Sequence[Feature]) -> dict[str, float]:
         raise NotImplementedError("a batch is made of token ids here")
 
-    def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
-        raise NotImplementedError("a batch is made of token ids here")
-
-    def decode(self, compact: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]) -> list[Prediction]:
+    def decode(
+        self,
+        compact: Sequence[Tensor],
+        features: Sequence[Feature],
+        rows: Sequence[Row],
+        tokenizer: PreTrainedTokenizerBase,
+    ) -> list[Prediction]:
         raise NotImplementedError("a batch is made of token ids here")
 
     def metrics(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> dict[str, float]:
         raise NotImplementedError("a batch is made of token ids here")
 
 
+@dataclass(frozen=True, kw_only=True)
+class RowTask(Task[Prediction]):
+    """A head on every token, as transformers' token and span classes have it. Models only: it reads no rows."""
+
+    name: ClassVar[str] = "rows"
+    outputs: ClassVar[tuple[type[Output[Any]], ...]] = (Squares,)
+    columns: ClassVar[tuple[Column, ...]] = ()
+    kind: Literal["token", "span"] = "token"
+    max_length: int = 48
+
+    @property
+    def head_kind(self) -> Literal["token", "span"]:
+        return self.kind
+
+    def head(self, config: EncoderConfig) -> PerTokenHead:
+        dropout = config.head.token_dropout if self.kind == "token" else config.head.span_dropout
+        return PerTokenHead(config, self.output.size, dropout=dropout)
+
+    def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
+        raise NotImplementedError("a batch is made of token ids here")
+
+
 def task_for(head: Head) -> Task:
     """The task whose head equals transformers' class for ``head``, with the labels of ``hf_models.hf_model``."""
     if head == "sequence":
-        return SequenceClassification(labels=("a", "b", "c"), max_length=48)
+        return SequenceClassification.of(labels=("a", "b", "c"), max_length=48)
     if head == "choice":
-        return MultipleChoice(max_length=48)
+        return MultipleChoice.of(max_length=48)
     if head == "token":
-        return RowTask(head_kind="token", labels=("a", "b", "c"))
-    return RowTask(head_kind="span", labels=("start", "end"))
+        return RowTask.of(kind="token", labels=("a", "b", "c"))
+    return RowTask.of(kind="span", labels=("start", "end"))
 
 
 def ours_from(hf_model: PreTrainedModel, head: Any, task: Task | None = None) -> Any:

@@ -42,7 +42,7 @@ from support.training_runs import (
 )
 
 EVALUATED = (9, 1)
-MASKED = MaskedLanguageModeling(max_length=40, mlm_probability=0.3, whole_word_mask=True)
+MASKED = MaskedLanguageModeling.of(max_length=40, mlm_probability=0.3, whole_word_mask=True)
 SEVERAL_TERMS = ("nsp", "sop", "replaced tokens", "distillation", "two tasks", "ranking")
 _SIZES = {
     "hidden_size": 24,
@@ -151,14 +151,14 @@ def several_terms(name: str, checkpoint: Path, *, micro_batch_tokens: int = 20) 
         ]
         return walked(Supervised(several).double(), rows, batch_size=4, micro_batch_tokens=micro_batch_tokens)
     if name == "ranking":  # groups of 1 to 4 rows, some without different grades
-        ranked = PairClassification(problem_type="regression", ranking_loss="ranknet", max_length=40)
+        ranked = PairClassification.of(problem_type="regression", ranking_loss="ranknet", max_length=40)
         student, ranker = (load_model(checkpoint, ranked, seed=seed) for seed in (0, 3))
         return walked(
             Distillation(student, ranker).double(), graded(17), batch_size=4, micro_batch_tokens=micro_batch_tokens
         )
-    task: Task = ReplacedTokens(max_length=40)
+    task: Task = ReplacedTokens.of(max_length=40)
     if name != "replaced tokens":
-        task = MaskedLanguageModeling(max_length=40, mlm_probability=0.3, sentence_objective=name)  # type: ignore[arg-type]  # a str
+        task = MaskedLanguageModeling.of(max_length=40, mlm_probability=0.3, sentence_objective=name)  # type: ignore[arg-type]  # a str
     model = TaskModel.from_config(SMALL[type(task)], task=task, tokenizer=checkpoint)
     with torch.no_grad():
         widen(model, seed=1)
@@ -224,7 +224,7 @@ def disagreement(checkpoint: Path, folder: Path, topic: str) -> str:
     labels = LABELS[::-1] if differs and topic == "labels" else LABELS
     rows = make_rows(12)[::-1] if differs and topic == "rows" else make_rows(12)
     rate = 1e-4 if differs and topic == "settings" else 1e-3
-    model = load_model(checkpoint, SequenceClassification(labels=labels, max_length=40))
+    model = load_model(checkpoint, SequenceClassification.of(labels=labels, max_length=40))
     try:
         fit(model, rows, make_rows(3), output_dir=folder, epochs=1, learning_rate=rate, progress=False)
     except BertTasksError as error:

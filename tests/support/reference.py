@@ -26,14 +26,23 @@ from bert_tasks.cli.app import GROUPS, app
 from bert_tasks.data.columns import Column
 from bert_tasks.data.readers import ReadOptions
 from bert_tasks.data.splits import DataSpec
-from bert_tasks.encoder.heads import PerTokenHead
+from bert_tasks.encoder.heads import PerTokenHead, SequenceHead
 from bert_tasks.experiments.folds import train_folds
 from bert_tasks.experiments.search import search
 from bert_tasks.experiments.seeds import train_seeds
 from bert_tasks.export import export
 from bert_tasks.metrics.classification import pearson
 from bert_tasks.model.encoder_with_heads import EncoderWithHeads
-from bert_tasks.recipe.json_schema import field_descriptions, recipe_schema, schema_text
+from bert_tasks.outputs.base import LossTerm, Output, labelled, no_loss
+from bert_tasks.outputs.explanation import ExplainedLogit, TokenSpan
+from bert_tasks.outputs.features import Feature
+from bert_tasks.outputs.files import FileFormat
+from bert_tasks.outputs.hf_config import label_config
+from bert_tasks.outputs.prediction import Prediction
+from bert_tasks.outputs.samples import labelled_samples, row_logits, shown_logits
+from bert_tasks.outputs.sections import ReportSections, RowResult
+from bert_tasks.outputs.settings import fitted, per_label
+from bert_tasks.recipe.json_schema import recipe_schema, schema_text, setting_descriptions
 from bert_tasks.recipe.schema import (
     FoldsSection,
     ModelSection,
@@ -46,24 +55,12 @@ from bert_tasks.recipe.schema import (
 )
 from bert_tasks.recipe.search import SearchSection, Space
 from bert_tasks.report import make_report
-from bert_tasks.tasks import TASKS, PairClassification, task_names
-from bert_tasks.tasks.base import Feature, LossTerm, OutputKind, Part, Prediction, Task
-from bert_tasks.tasks.masked_language_modeling.masking import MaskingRule
-from bert_tasks.tasks.masked_language_modeling.predictions import Candidate, MaskPrediction, TextScore
-from bert_tasks.tasks.multiple_choice import ChoicePrediction
-from bert_tasks.tasks.replaced_token_detection import ReplacedTokenPrediction
-from bert_tasks.tasks.sequence_classification.task import SequencePrediction
-from bert_tasks.tasks.shared.card import Card
-from bert_tasks.tasks.shared.detection import Detection
-from bert_tasks.tasks.shared.explanation import Explainable
-from bert_tasks.tasks.shared.fitting import Fitting
-from bert_tasks.tasks.shared.hf_config import HFConfig, label_config
-from bert_tasks.tasks.shared.rendering import Rendering
-from bert_tasks.tasks.shared.report import Report
-from bert_tasks.tasks.shared.windows import WindowRules, Windows, document_windows, split_words
-from bert_tasks.tasks.span_extraction.search import Span
-from bert_tasks.tasks.span_extraction.task import SpanPrediction
-from bert_tasks.tasks.token_classification.task import EntitySpan, TokenPrediction
+from bert_tasks.tasks import TASKS, task_names
+from bert_tasks.tasks.base import FeatureKeys, Task
+from bert_tasks.tasks.masking import MaskingRule
+from bert_tasks.tasks.settings import TaskSettings
+from bert_tasks.tasks.windows.texts import EncodedText, truncated_texts
+from bert_tasks.tasks.windows.words import WindowRules, document_windows, split_words
 from bert_tasks.training.state import FitResult
 
 ARGUMENTS_HEAD = '''"""The arguments of `fit` that are keys of a recipe, so that editors complete them.
@@ -101,17 +98,6 @@ RESUMED = {
 }
 FOLDER = Path("docs") / "reference"
 HEADINGS = ("Args", "Attributes", "Returns", "Yields", "Raises")
-# What `predict` returns for a row of each task, with the dataclasses inside of it.
-PREDICTIONS: Mapping[str, tuple[type, ...]] = {
-    "sequence-classification": (SequencePrediction,),
-    "pair-classification": (SequencePrediction,),
-    "token-classification": (TokenPrediction, EntitySpan),
-    "span-extraction": (SpanPrediction, Span),
-    "multiple-choice": (ChoicePrediction,),
-    "masked-language-modeling": (MaskPrediction, Candidate, TextScore),
-    "replaced-token-detection": (ReplacedTokenPrediction,),
-}
-PARTS: tuple[type[Part], ...] = (Report, Detection, Rendering, Card, Fitting, HFConfig, Windows, Explainable)
 # The module from which a user imports them -> public functions and classes.
 API: Mapping[str, tuple[Any, ...]] = {
     "bert_tasks": tuple(getattr(bert_tasks, name) for name in sorted(bert_tasks.__all__, key=str.lower)),
@@ -124,18 +110,61 @@ API: Mapping[str, tuple[Any, ...]] = {
     "bert_tasks.export": (export,),
     "bert_tasks.report": (make_report,),
     "bert_tasks.tasks": tuple(TASKS.values()),
-    "bert_tasks.tasks.masked_language_modeling.masking": (MaskingRule,),
+    "bert_tasks.tasks.masking": (MaskingRule,),
     "bert_tasks.training.state": (FitResult,),
 }
-CONTRACT: Mapping[str, tuple[Any, ...]] = {
-    "bert_tasks.tasks.base": (Task, Feature, LossTerm, Prediction, Part),
+
+
+def built_in_outputs() -> dict[str, tuple[type[Output], ...]]:
+    """The outputs of the tasks, by the module from which a user imports them."""
+    by_module: dict[str, tuple[type[Output], ...]] = {}
+    for task in TASKS.values():
+        for output in task.outputs:
+            others = by_module.get(output.__module__, ())
+            if output not in others:
+                by_module[output.__module__] = (*others, output)
+    return by_module
+
+
+OUTPUTS = built_in_outputs()
+# What the page of the contract describes, in its order.
+DESCRIBED: Mapping[str, tuple[Any, ...]] = {
+    "bert_tasks.tasks.settings": (TaskSettings,),
+    "bert_tasks.tasks.base": (Task, FeatureKeys),
+    "bert_tasks.outputs.base": (Output, LossTerm, no_loss, labelled),
+    "bert_tasks.outputs.features": (Feature,),
+    "bert_tasks.outputs.prediction": (Prediction,),
+    "bert_tasks.outputs.settings": (fitted, per_label),
+    "bert_tasks.outputs.samples": (labelled_samples, row_logits, shown_logits),
+    "bert_tasks.outputs.sections": (ReportSections, RowResult),
+    "bert_tasks.outputs.explanation": (TokenSpan, ExplainedLogit),
+    "bert_tasks.outputs.files": (FileFormat,),
+    "bert_tasks.outputs.hf_config": (label_config,),
     "bert_tasks.data.columns": (Column,),
-    "bert_tasks.encoder.heads": (PerTokenHead,),
+    "bert_tasks.encoder.heads": (SequenceHead, PerTokenHead),
     "bert_tasks.metrics.classification": (pearson,),
-    "bert_tasks.tasks.shared.windows": (WindowRules, split_words, document_windows, Windows),
-    **{component.__module__: (component,) for component in PARTS if component is not Windows},
-    "bert_tasks.tasks.shared.hf_config": (HFConfig, label_config),
+    "bert_tasks.tasks.windows.texts": (truncated_texts, EncodedText),
+    "bert_tasks.tasks.windows.words": (WindowRules, split_words, document_windows),
+    **OUTPUTS,
 }
+# Classes that are shown with the arguments of their constructor, because their docstrings do not list all of them.
+CONSTRUCTED = (ReportSections, RowResult, TokenSpan, ExplainedLogit, EncodedText)
+WITHOUT_EXAMPLE = (TaskSettings, labelled_samples, row_logits, shown_logits, *CONSTRUCTED)
+# The described values with an Example, which the tests run.
+CONTRACT: Mapping[str, tuple[Any, ...]] = {
+    module: tuple(value for value in values if value not in WITHOUT_EXAMPLE) for module, values in DESCRIBED.items()
+}
+# The classes of the contract whose members are shown, and which ones if not all.
+MEMBERS: Mapping[type, tuple[str, ...] | None] = {
+    TaskSettings: ("of", "output_class", "choice_of", "settings", "with_settings"),
+    Task: None,
+    FeatureKeys: None,
+    Output: None,
+    EncodedText: None,
+}
+TOKEN_SPANS = """\
+`Task.token_spans` returns `TokenSpans`. They hold a `TokenSpan` for each token of each feature, and None for a special
+token."""
 WRITTEN = "Written by `make docs` from the package; change the docstrings, not this page."
 API_HEAD = """\
 Examples use `base`, which is "google-bert/bert-base-uncased", a `TaskModel` `model`, the models of pairs `reranker`
@@ -145,18 +174,41 @@ TASKS_HEAD = """
 The settings of each task are in the [recipe reference](recipe.md#settings). `predict` returns frozen dataclasses, whose
 `to_json()` returns plain values."""
 CONTRACT_HEAD = """\
-A [task of your own](../how_to/own_task.md) derives from `Task` and must define the members with "(must)". Its parts
-derive from the classes with defaults below, and `parts` names them. In the examples `task` is a
-`SequenceClassification`, `model` its model, and `tokenizer` the model's tokenizer."""
-OUTPUT_KIND = f"""\
-### OutputKind
-
-Meaning of the logits: {", ".join(f"`{value}`" for value in get_args(OutputKind))}. `choice` is one logit for each
-window of a row, `position` two for each token, `chain` a CRF, `vocabulary` a softmax for each token."""
+A [task of your own](../how_to/own_task.md) has two halves. The task derives from `Task` and makes windows and logits
+from rows. Its output derives from `Output` and makes everything else from the logits: the loss, the predictions, the
+metrics and the report. The members with "(must)" have no default. A task of your own can also use one of the
+[outputs of the tasks](#outputs-of-the-tasks). In the examples `task` is a `SequenceClassification`, `model` its model,
+and `tokenizer` the model's tokenizer. In shapes, B is the number of windows (sequences), S of samples (rows), R of
+labelled samples or of the tokens that a head reads, and L of labels."""
+OUTPUTS_HEAD = """\
+The attributes of these classes are settings. A recipe sets them under `[settings]`, together with those of the task.
+Training computes the values that are fitted."""
 MASKS = "[`MaskingRule`](api.md#maskingrule) explains the settings of masks, with their sources."
 # Public methods of the public classes, beside what a reader finds in the class itself.
 METHODS = ("from_pretrained", "from_config", "forward", "embed", "predict", "rank", "zero_shot", "with_layers")
 METHODS += ("save_pretrained", "save_adapter", "train")
+
+
+def prediction_classes(task: type[Task]) -> tuple[type, ...]:
+    """What `predict` returns for a row of a task, with the dataclasses inside of it."""
+    found: dict[type, None] = {}
+    for output in task.outputs:
+        found[output.prediction] = None
+        hints = get_type_hints(output.prediction)
+        for name in output.written_fields():
+            found |= dict.fromkeys(dataclasses_in(hints[name]))
+    return tuple(found)
+
+
+def dataclasses_in(annotation: Any) -> Iterator[type]:
+    """The dataclasses that an annotation names."""
+    if dataclasses.is_dataclass(annotation) and isinstance(annotation, type):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from dataclasses_in(argument)
+
+
+PREDICTIONS = {name: prediction_classes(task) for name, task in TASKS.items()}
 
 
 def rendered(text: str | None) -> str:
@@ -223,7 +275,7 @@ def signature(of: Callable[..., Any], name: str) -> str:
     """The names and defaults of its arguments, over several lines if they are long."""
     parameters = [each for each in inspect.signature(of).parameters.values() if each.annotation is not Never]
     plain = [each.replace(annotation=each.empty) for each in parameters if each.name != "self"]
-    line = f"{name}{inspect.Signature(plain)}".replace("mappingproxy({})", "{}")
+    line = f"{name}{inspect.Signature(plain)}".replace("mappingproxy({})", "{}").replace("<factory>", "{}")
     return "\n".join(textwrap.wrap(line, 110, subsequent_indent="    ", break_long_words=False))
 
 
@@ -257,15 +309,15 @@ def _public(value: Any) -> Iterator[str]:
     elif value in TASKS.values():
         yield rendered(without_attributes(value.__doc__))
         for prediction in PREDICTIONS[value.name]:
-            is_shown = value is PairClassification and prediction is SequencePrediction
-            text = "See `SequenceClassification`." if is_shown else rendered(prediction.__doc__)
+            first = next(task for task in TASKS.values() if prediction in PREDICTIONS[task.name])
+            text = rendered(prediction.__doc__) if first is value else f"See `{first.__name__}`."
             yield from ("", f"**`{prediction.__name__}`**: {text}")
     else:
         yield rendered(value.__doc__)
         if value in (bert_tasks.MultiTaskModel, bert_tasks.Trainer):
             yield from ("", *_call(name, value.__init__))
         if value is bert_tasks.TrainerCallback:
-            yield from ("", "**Hooks**", "", _members(value, is_summary=False))
+            yield from ("", "**Hooks**", "", _members(value))
         yield from (line for method in methods_of(value) for line in _method(value, method))
 
 
@@ -299,37 +351,51 @@ def _result(result_class: type) -> Iterator[str]:
 
 def contract_page() -> str:
     parts = ["# Task contract", "", WRITTEN, "", CONTRACT_HEAD, ""]
-    for module, values in CONTRACT.items():
+    for module, values in DESCRIBED.items():
+        if module == next(iter(OUTPUTS)):
+            parts += ["## Outputs of the tasks", "", OUTPUTS_HEAD, ""]
         parts += [f"## {module}", ""]
         for value in values:
             parts += [f"### {value.__name__}", ""]
-            parts += [rendered(value.__doc__), ""] if inspect.isclass(value) else [*_call(value.__name__, value), ""]
-            is_summary = value is not Task
-            parts += [_members(value, is_summary=is_summary), ""] if value in (Task, *PARTS) else []
-        parts += [OUTPUT_KIND, ""] if module == Task.__module__ else []
+            if inspect.isclass(value) and value not in CONSTRUCTED:
+                parts += [rendered(value.__doc__), ""]
+            else:
+                parts += [*_call(value.__name__, value), ""]
+            if value is TokenSpan:
+                parts += [TOKEN_SPANS, ""]
+            if value in MEMBERS:
+                parts += [_members(value, MEMBERS[value]), ""]
     return "\n".join(parts)
 
 
-def _members(owner: type, *, is_summary: bool) -> str:
-    """What a subclass may define. A summary has the first paragraph of each member."""
+def _members(owner: type, shown: tuple[str, ...] | None = None) -> str:
+    """What a class defines, or some of it."""
     lines = []
     for name, member in vars(owner).items():
         function = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
         is_hidden = name.startswith("_") or isinstance(member, staticmethod)
         if is_hidden or not inspect.isfunction(function) or function.__doc__ is None:
             continue
+        if shown is not None and name not in shown:
+            continue
         must = " (must)" if getattr(function, "__isabstractmethod__", False) else ""
         paragraphs = inspect.cleandoc(function.__doc__).split("\n\n")
-        arguments = [*inspect.signature(function).parameters][1:]
+        arguments = [_argument(parameter) for parameter in inspect.signature(function).parameters.values()][1:]
         call = name if isinstance(member, property) else f"{name}({', '.join(arguments)})"
         lines.append(f"- `{call}`{must}: {_joined(paragraphs[0])}")
-        for text in paragraphs[1 : 1 if is_summary else None]:
+        for text in paragraphs[1:]:
+            if text.startswith(("Raises:", "Example:")):
+                continue
             sections = rendered("\n" + text).replace("**Args**\n\n", "").replace("**Returns**\n\n", "- Returns: ")
             if sections.startswith("- "):
                 lines += [f"  - {_joined(entry)}" for entry in sections.removeprefix("- ").split("\n- ")]
-            elif not sections.startswith("**Raises**"):
+            else:
                 lines[-1] += f" {_joined(sections)}"
     return "\n".join(lines)
+
+
+def _argument(parameter: inspect.Parameter) -> str:
+    return f"**{parameter.name}" if parameter.kind is parameter.VAR_KEYWORD else parameter.name
 
 
 def _joined(text: str) -> str:
@@ -443,7 +509,7 @@ def recipe_page() -> str:
         "",
         "## [settings]",
         "",
-        "The fields of the task. Several tasks have these:",
+        "The settings of the task and of its output, in one list. Several tasks have these:",
         "",
         table(SETTING_HEAD, shared),
     ]
@@ -457,7 +523,7 @@ def recipe_page() -> str:
             f"### {name}",
             "",
             *also,
-            *([MASKS, ""] if "mlm_probability" in task.__dataclass_fields__ else []),
+            *([MASKS, ""] if "mlm_probability" in task.settings_by_name() else []),
             table(SETTING_HEAD, [row for row in rows if row not in shared]),
             *(["", f"[Common settings](#settings): {common}"] if common else []),
         ]
@@ -500,18 +566,19 @@ def _default(section: Any, name: str) -> Any:
 
 
 def setting_rows(task: type[Task]) -> list[tuple[str, ...]]:
-    hints = get_type_hints(task, include_extras=True)
-    return [
-        (f"`settings.{field.name}`", spelt(hints[field.name]), toml_value(field.default), meaning_of(task, field.name))
-        for field in dataclasses.fields(task)
-        if field.init and field.name not in Fitting.of(task).fields and meaning_of(task, field.name) != NO_LABELS
-    ]
+    """One row for each setting of a task and its outputs."""
+    rows = []
+    for name, setting in task.stated_settings().items():
+        meaning = meaning_of(task, name)
+        if meaning != NO_LABELS:
+            rows.append((f"`settings.{name}`", spelt(setting.hint), toml_value(setting.default), meaning))
+    return rows
 
 
 def meaning_of(task: type[Task], name: str) -> str:
     """What the task says of a setting, or another task that has the same one."""
     for task_class in (task, *TASKS.values()):
-        text = field_descriptions(task_class).get(name)
+        text = setting_descriptions(task_class).get(name)
         if text is not None:
             return text[0].upper() + text[1:]
     return ""

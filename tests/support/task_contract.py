@@ -33,14 +33,11 @@ from bert_tasks.inference.evaluation import EVALUATION_SEED, content_hash
 from bert_tasks.model.inputs import load_trained
 from bert_tasks.model.pretrained import CheckpointFolder, stated_task
 from bert_tasks.model.task_model import TaskModel
+from bert_tasks.outputs.features import Feature
+from bert_tasks.outputs.prediction import Prediction
 from bert_tasks.tasks import TASKS, Task, task_names
-from bert_tasks.tasks.base import Feature, FeatureKeys, Prediction
-from bert_tasks.tasks.shared.explanation import Explainable
-from bert_tasks.tasks.shared.features import collate
-from bert_tasks.tasks.shared.fitting import Fitting
-from bert_tasks.tasks.shared.hf_config import HFConfig
-from bert_tasks.tasks.shared.outputs import check_teachable, distillation_count, distillation_loss
-from bert_tasks.tasks.shared.report import Report
+from bert_tasks.tasks.base import FeatureKeys
+from bert_tasks.tasks.features import collate
 from bert_tasks.training.distillation import Distillation
 from support.hf_models import FAMILIES, WITHOUT_TYPES, with_families
 from support.meta_device import META, on_meta_device
@@ -97,7 +94,7 @@ def trained(model: TaskModel, rows: Sequence[Row]) -> list[Feature]:
 
 def skip_without_loss(model: TaskModel) -> None:
     """Skips tests of the loss where a generator makes the inputs: its objective has tests of its own."""
-    if Fitting.of(model.task).generator() is not None:
+    if model.task.generator() is not None:
         pytest.skip("the loss needs a generator")
 
 
@@ -128,7 +125,7 @@ def padded_logits(model: TaskModel, features: Sequence[Feature]) -> list[Tensor]
 
 def families_with_head(example: Example) -> list[str]:
     """The families whose models have the head of the example's task."""
-    head = HFConfig.of(example.task).head
+    head = example.task.head_kind
     return [family for family in FAMILIES if head is None or head in DATA[family].heads]
 
 
@@ -204,14 +201,13 @@ class TaskContract:
         assert {feature["row"] for feature in features} == set(range(len(example.rows) + 1))
 
     def test_explanations_add_up(self, model: TaskModel, example: Example) -> None:
-        if not Explainable.has(example.task):
-            pytest.skip("the task gives no explanations")
-        if Explainable.of(example.task).no_explanations_reason is not None:
-            with pytest.raises(UsageError, match="Predict without explanations"):
+        if example.task.output.no_explanations_reason is not None:
+            with pytest.raises(UsageError, match=r"Predict without (explanations|them)"):
                 model.predict(example.rows[:2], explain=True)
             return
         predictions = model.predict(example.rows[:2], explain=True)
-        if not Explainable.of(example.task).per_row:
+        names = {field.name for field in fields(example.task.output.prediction)}
+        if "explanation" not in names:  # which are those of its entities
             predictions = [entity for prediction in predictions for entity in prediction.entities]
         for explained_row in predictions:
             explanation = explained_row.explanation
@@ -227,7 +223,7 @@ class TaskContract:
         batch = collate(trained(learner, example.rows), position_offset=learner.config.position_offset)
         optimizer = torch.optim.AdamW(learner.parameters(), lr=5e-3, weight_decay=0.0, foreach=True)
         for _ in range(ENOUGH_STEPS):
-            (loss,) = task.loss(learner(batch), batch)
+            (loss,) = task.output.loss(learner(batch), batch)
             mean = loss.total / loss.count
             optimizer.zero_grad()
             mean.backward()
@@ -235,8 +231,8 @@ class TaskContract:
             if mean < 0.02:
                 break
         assert mean < 0.02
-        metric = evaluate(learner, list(example.rows))[task.primary_metric]
-        assert metric < 1.05 if task.primary_metric in Report.of(task).lower_is_better else metric > 0.95
+        metric = evaluate(learner, list(example.rows))[task.output.primary_metric]
+        assert metric < 1.05 if task.output.primary_metric in task.output.lower_is_better else metric > 0.95
 
     def test_saved_and_loaded_predictions_are_equal(self, model: TaskModel, example: Example, tmp_path: Path) -> None:
         model.save_pretrained(tmp_path / "model")
@@ -249,9 +245,10 @@ class TaskContract:
     def test_naming_the_own_task_or_one_field_changes_nothing_else(
         self, model: TaskModel, example: Example, tmp_path: Path
     ) -> None:
-        fitted = Fitting.of(model.task).fit_to_train(example.rows)
-        fitted = Fitting.of(fitted).tune_on_validation(model.predict(example.rows), example.rows)
-        assert type(fitted)(**Fitting.of(fitted).settings(), labels=fitted.labels) == model.task
+        fitted = model.task.fit_rows(example.rows)
+        fitted = replace(fitted, output=fitted.output.tune(model.predict(example.rows), example.rows))
+        assert type(fitted).of(**fitted.settings(), labels=fitted.output.labels) == model.task
+        assert fitted.without_fitted_values() == model.task
         kept, task_class = copy.copy(model), type(fitted)
         kept.task = fitted
         kept.save_pretrained(tmp_path)
@@ -260,12 +257,12 @@ class TaskContract:
             assert loaded.task == fitted
             assert loaded.load_report is not None
             assert not loaded.load_report.new
-        for name in (field.name for field in fields(fitted)):
-            settings = {name: getattr(fitted, name)}
+        for name in task_class.settings_by_name():
+            settings = {name: fitted.values()[name]}
             assert stated_task(CheckpointFolder.open(tmp_path), task_class, settings) == fitted, name
         changes = {"max_length": fitted.max_length + 1}
         longer = TaskModel.from_pretrained(tmp_path, task=task_class, **changes)
-        assert longer.task == replace(fitted, **changes)
+        assert longer.task == fitted.with_settings(**changes)
         assert all(torch.equal(value, model.state_dict()[name]) for name, value in longer.state_dict().items())
         reread = load_trained(tmp_path, task=task_class, settings=changes, reading=ReadOptions(), revision=None)
         assert reread.task == longer.task
@@ -276,11 +273,14 @@ class TaskContract:
         offset = model.config.position_offset
         with torch.no_grad():
             batch = collate(make_features(model, without), position_offset=offset)
-            assert [term.count for term in model.task.loss(model(batch), batch)] == [0]
+            assert [term.count for term in model.task.output.loss(model(batch), batch)] == [0]
             labelled = trained(model, example.rows[:2])
             mixed = collate([*labelled, *make_features(model, without)], position_offset=offset)
             subset = collate(labelled, position_offset=offset)
-            (with_others,), (alone,) = model.task.loss(model(mixed), mixed), model.task.loss(model(subset), subset)
+            (with_others,), (alone,) = (
+                model.task.output.loss(model(mixed), mixed),
+                model.task.output.loss(model(subset), subset),
+            )
         assert with_others.count == alone.count > 0
         assert with_others.total.item() == pytest.approx(alone.total.item(), rel=1e-5)
 
@@ -290,41 +290,39 @@ class TaskContract:
         for features in (trained(model, rows), trained(model, rows[2:5]), make_features(model, unlabelled(example))):
             batch = collate(features, position_offset=model.config.position_offset)
             with torch.no_grad():
-                terms = model.task.loss(model(batch), batch)
+                terms = model.task.output.loss(model(batch), batch)
             counts = {term.name: term.count.item() for term in terms}
             assert len(counts) == len(terms)
-            assert model.task.counts(features) == pytest.approx(counts, rel=1e-6)
+            assert model.task.output.counts(features) == pytest.approx(counts, rel=1e-6)
 
     def test_distillation_counts_what_it_sums_and_is_zero_between_equals(
         self, model: TaskModel, example: Example
     ) -> None:
-        task, head = model.task, model.head
-        try:
-            check_teachable(task)
-        except UsageError:
+        output = model.task.output
+        if output.no_teacher_reason is not None:
             pytest.skip("the task cannot learn from a teacher")
         rows = [*example.rows, changed(example, "word " * 60), *unlabelled(example)]
         for features in (make_features(model, rows), make_features(model, unlabelled(example)[2:5])):
             batch = collate(features, position_offset=model.config.position_offset)
             with torch.no_grad():
-                output = model(batch)
-            logits = output.logits() if isinstance(output, VocabularyOutput) else output
+                of_head = model(batch)
+            logits = of_head.logits() if isinstance(of_head, VocabularyOutput) else of_head
             student = (logits + 0.1 * torch.rand_like(logits)).requires_grad_()
-            term = distillation_loss(task, head, student, logits, batch, 2.0)
-            assert term.count.item() == distillation_count(task, head, features) > 0
-            assert term.total > 0
+            total, count = output.divergence(student, logits, batch, 2.0)
+            assert count == output.divergence_count(features) > 0
+            assert total > 0
             teacher = logits.detach()
-            same = distillation_loss(task, head, logits.requires_grad_(), teacher, batch, 2.0)
-            (gradient,) = torch.autograd.grad(same.total, logits)
-            assert same.total.item() == pytest.approx(0, abs=1e-4)
+            nothing, _ = output.divergence(logits.requires_grad_(), teacher, batch, 2.0)
+            (gradient,) = torch.autograd.grad(nothing, logits)
+            assert nothing.item() == pytest.approx(0, abs=1e-4)
             assert gradient.abs().max() < 1e-5
 
     @pytest.mark.parametrize("distils", [False, True], ids=["labels", "teacher"])
     def test_a_step_on_a_device_never_waits_and_leaves_no_tensor_on_the_host(
         self, model: TaskModel, example: Example, monkeypatch: pytest.MonkeyPatch, distils: bool
     ) -> None:
-        if distils and getattr(example.task, "crf", False):
-            pytest.skip("a CRF cannot learn from a teacher")
+        if distils and example.task.output.no_teacher_reason is not None:
+            pytest.skip("the task cannot learn from a teacher")
         skip_without_loss(model)
         student = copy.deepcopy(model)
         objective = Distillation(student, copy.deepcopy(model)) if distils else None
@@ -337,8 +335,8 @@ class TaskContract:
         assert {parameter.device for parameter in steps.objective.parameters()} == {META}
 
     def test_stock_transformers_gives_equal_logits(self, model: TaskModel, example: Example, tmp_path: Path) -> None:
-        head = HFConfig.of(model.task).head
-        if head is None or not HFConfig.of(model.task).has_head:
+        head = model.task.head_kind
+        if head is None or not model.task.has_hf_head:
             pytest.skip("transformers has no such head")
         model.save_pretrained(tmp_path)
         stock = STOCK[head].from_pretrained(tmp_path).eval()
@@ -362,13 +360,11 @@ class TaskContract:
     ) -> None:
         """A head that stock code draws at random must not look trained."""
         model.save_pretrained(tmp_path)
-        assert HFConfig.of(model.task).has_head == (not (tmp_path / "task_head.safetensors").exists())
+        assert model.task.has_hf_head == (not (tmp_path / "task_head.safetensors").exists())
         config = AutoConfig.from_pretrained(tmp_path)
-        ours, theirs = set(model.task.labels), set(config.id2label.values())
-        assert (
-            theirs == ours if HFConfig.of(model.task).has_head and ours else all(map(DEFAULT_LABEL.fullmatch, theirs))
-        )
-        if HFConfig.of(model.task).has_head:
+        ours, theirs = set(model.task.output.labels), set(config.id2label.values())
+        assert theirs == ours if model.task.has_hf_head and ours else all(map(DEFAULT_LABEL.fullmatch, theirs))
+        if model.task.has_hf_head:
             return  # equal logits are compared above
         text = " ".join(str(value) for value in example.rows[0].values())
         for name in ("text-classification", "token-classification"):

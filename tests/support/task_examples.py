@@ -68,15 +68,15 @@ CHOICES = tuple(
 # Of tasks that models of one family have.
 FAMILY_EXAMPLES = {
     "replaced": Example(
-        task=ReplacedTokens(max_length=24), rows=tuple({"text": text} for text in TEXTS), column="text", windows=True
+        task=ReplacedTokens.of(max_length=24), rows=tuple({"text": text} for text in TEXTS), column="text", windows=True
     )
 }
 EXAMPLES = {
     "single": Example(
-        task=SequenceClassification(labels=("low", "mid", "high"), max_length=24), rows=CLASSES, column="text"
+        task=SequenceClassification.of(labels=("low", "mid", "high"), max_length=24), rows=CLASSES, column="text"
     ),
     "windows": Example(
-        task=SequenceClassification(
+        task=SequenceClassification.of(
             labels=("low", "mid", "high"),
             max_length=24,
             pooling="mean",
@@ -90,7 +90,7 @@ EXAMPLES = {
         windows=True,
     ),
     "several": Example(
-        task=SequenceClassification(
+        task=SequenceClassification.of(
             labels=("x", "y", "z"),
             max_length=24,
             problem_type="multi_label_classification",
@@ -101,10 +101,10 @@ EXAMPLES = {
         column="text",
     ),
     "regression": Example(
-        task=SequenceClassification(problem_type="regression", max_length=24), rows=NUMBERS, column="text"
+        task=SequenceClassification.of(problem_type="regression", max_length=24), rows=NUMBERS, column="text"
     ),
     "token": Example(
-        task=TokenClassification(
+        task=TokenClassification.of(
             labels=LABELS, max_length=24, doc_stride=6, class_weights=(0.5, 2.0, 1.0, 1.5, 1.0), focal_gamma=2.0
         ),
         rows=SENTENCES,
@@ -112,23 +112,25 @@ EXAMPLES = {
         windows=True,
     ),
     "token crf": Example(
-        task=TokenClassification(labels=LABELS, max_length=24, doc_stride=6, crf=True),
+        task=TokenClassification.of(labels=LABELS, max_length=24, doc_stride=6, crf=True),
         rows=SENTENCES,
         column="words",
         windows=True,
     ),
-    "span": Example(task=SpanExtraction(**SPANS), rows=QUESTIONS, column="context", windows=True),
+    "span": Example(task=SpanExtraction.of(**SPANS), rows=QUESTIONS, column="context", windows=True),
     "span v2": Example(
-        task=SpanExtraction(**SPANS, version_2_with_negative=True),
+        task=SpanExtraction.of(**SPANS, version_2_with_negative=True),
         rows=SOME_WITHOUT_ANSWER,
         column="context",
         windows=True,
     ),
-    "masked": Example(task=MaskedLanguageModeling(max_length=24), rows=MASKED, column="text", windows=True),
-    "pair": Example(task=PairClassification(labels=("no", "yes"), max_length=32), rows=PAIRS, column="text"),
-    "choice": Example(task=MultipleChoice(max_length=32, focal_gamma=2.0), rows=CHOICES, column="context", sequences=2),
+    "masked": Example(task=MaskedLanguageModeling.of(max_length=24), rows=MASKED, column="text", windows=True),
+    "pair": Example(task=PairClassification.of(labels=("no", "yes"), max_length=32), rows=PAIRS, column="text"),
+    "choice": Example(
+        task=MultipleChoice.of(max_length=32, focal_gamma=2.0), rows=CHOICES, column="context", sequences=2
+    ),
     "pair regression": Example(
-        task=PairClassification(problem_type="regression", max_length=32, pooling="mean"),
+        task=PairClassification.of(problem_type="regression", max_length=32, pooling="mean"),
         rows=tuple({**row, "label": number / 4 - 1.0} for number, row in enumerate(PAIRS)),
         column="text_pair",
     ),

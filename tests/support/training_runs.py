@@ -16,9 +16,11 @@ from bert_tasks.distributed import make_accelerator
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.model.encoder_with_heads import EncoderWithHeads
 from bert_tasks.model.features import training_samples
+from bert_tasks.outputs.base import LossTerm
+from bert_tasks.outputs.features import Feature
 from bert_tasks.recipe.schema import OptimSection
-from bert_tasks.tasks.base import Feature, LossTerm, Task
-from bert_tasks.tasks.sequence_classification.task import SequenceClassification
+from bert_tasks.tasks.base import Task
+from bert_tasks.tasks.sequence_classification import SequenceClassification
 from bert_tasks.training.objectives import Objective, Supervised
 from bert_tasks.training.step import OptimizerSteps, StepLog, read_step_metrics
 from support.hf_models import hf_class, hf_config, widen
@@ -40,8 +42,8 @@ FILLER = (
     "home",
     "along",
 )
-TASK = SequenceClassification(labels=LABELS, max_length=40)
-WEIGHTED_TASK = SequenceClassification(labels=LABELS, max_length=40, class_weights=(0.3, 1.7))
+TASK = SequenceClassification.of(labels=LABELS, max_length=40)
+WEIGHTED_TASK = SequenceClassification.of(labels=LABELS, max_length=40, class_weights=(0.3, 1.7))
 UNLABELLED = (1, 8, 17, 30)
 # Key biases have a gradient of zero, which rounding makes a little more; a small epsilon would make it a step.
 TWENTY_STEPS = {"epochs": 4, "batch_size": 8, "learning_rate": 1e-3, "adam_epsilon": 1e-4, "weight_decay": 0.01}
@@ -124,7 +126,7 @@ class LengthAndLabel(Objective):
 
     def forward(self, batch: PackedBatch) -> tuple[LossTerm, ...]:
         logits = self.model(batch)
-        (labels,) = self.model.task.loss(logits, batch)
+        (labels,) = self.model.task.output.loss(logits, batch)
         lengths = torch.tensor(batch.layout.lengths, dtype=logits.dtype)
         counted = (lengths > self.shortest).to(logits.dtype)
         distances = (logits.sum(dim=1) - self.slope * lengths).square() * counted

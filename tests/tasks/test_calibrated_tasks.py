@@ -65,7 +65,7 @@ def cross_entropy(model: TaskModel, task: str, temperature: float) -> float:
     for row, prediction in zip(rows, model.predict(rows, logits=True), strict=True):
         names = row[column] if task == "token-classification" else [row[column]]
         for name, logits in zip(names, logits_of(prediction), strict=True):
-            index = name if task == "multiple-choice" else model.task.labels.index(name)
+            index = name if task == "multiple-choice" else model.task.output.labels.index(name)
             losses.append(-(logits.double() / temperature).log_softmax(0)[index].item())
     return sum(losses) / len(losses)
 
@@ -73,7 +73,7 @@ def cross_entropy(model: TaskModel, task: str, temperature: float) -> float:
 def test_scores_are_the_softmax_of_logits_by_the_temperature(trained: tuple[str, Path]) -> None:
     task, run = trained
     model = TaskModel.from_pretrained(run / "model")
-    temperature = model.task.temperature
+    temperature = model.task.output.temperature
     assert abs(math.log(temperature)) > 0.05
     for prediction in model.predict(TASKS[task][0], logits=True):
         for scores, logits in zip(scores_of(prediction), logits_of(prediction), strict=True):
@@ -85,7 +85,7 @@ def test_the_temperature_has_the_lowest_cross_entropy_and_changes_no_label(train
     task, run = trained
     model = TaskModel.from_pretrained(run / "model")
     plain = TaskModel.from_pretrained(run / "model", calibration="none")
-    best = model.task.temperature
+    best = model.task.output.temperature
     losses = {factor: cross_entropy(model, task, best * factor) for factor in (0.9, 1.0, 1.1)}
     if 0.051 < best < 19.9:
         assert min(losses, key=losses.__getitem__) == 1.0
@@ -104,9 +104,9 @@ def test_the_temperature_is_fitted_anew_for_new_rows(trained: tuple[str, Path], 
     task, run = trained
     rows = TASKS[task][0]
     model = TaskModel.from_pretrained(run / "model")
-    before = model.task.temperature
+    before = model.task.output.temperature
     fit(model, rows[4:], rows[:3], output_dir=tmp_path / "run", **SETTINGS)
-    assert model.task.temperature != before
+    assert model.task.output.temperature != before
 
 
 def test_the_report_shows_the_error_before_and_after(trained: tuple[str, Path], base: Path, tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_several_tasks_have_a_temperature_each(base: Path, tmp_path: Path) -> No
     model = MultiTaskModel.from_pretrained(base, tasks=tasks)
     result = fit(model, rows[:4], rows, output_dir=tmp_path / "run", **SETTINGS)
     opened = MultiTaskModel.from_pretrained(tmp_path / "run" / "model")
-    temperatures = [opened.models[name].task.temperature for name in tasks]
+    temperatures = [opened.models[name].task.output.temperature for name in tasks]
     assert 1.0 not in temperatures
     assert temperatures[0] != temperatures[1]
     assert {"topic.ece", "topic.untuned_ece", "slots.ece"} - result.metrics.keys() <= {"topic.untuned_ece"}

@@ -4,7 +4,7 @@ Shape legend: R examples (rows or words), L labels.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,18 +16,17 @@ from torch.nn import functional as F
 
 from bert_tasks.encoder.packing import PackedBatch, pack
 from bert_tasks.errors import DataError, UsageError
+from bert_tasks.outputs.class_weights import label_weights
+from bert_tasks.outputs.features import Feature
+from bert_tasks.outputs.losses import binary_cross_entropy, cross_entropy
 from bert_tasks.tasks import MultipleChoice, PairClassification, SequenceClassification, TokenClassification
-from bert_tasks.tasks.base import Feature
-from bert_tasks.tasks.shared.class_loss import binary_cross_entropy, cross_entropy
-from bert_tasks.tasks.shared.features import collate
-from bert_tasks.tasks.shared.fitting import Fitting
-from bert_tasks.tasks.shared.hf_config import HFConfig
+from bert_tasks.tasks.features import collate
 
 LABELS = ("O", "B-PER", "I-PER")
 WEIGHTS = (0.5, 2.0, 1.25)
 CLASSES = [2, 0, 1, 2, 0, 2]
 SETS = [[1.0, 0.0, 1.0], [0.0, 0.0, 0.0], [1.0, 1.0, 1.0], [0.0, 1.0, 0.0]]
-SEVERAL = SequenceClassification(labels=LABELS, problem_type="multi_label_classification")
+SEVERAL = SequenceClassification.of(labels=LABELS, problem_type="multi_label_classification")
 GAMMAS = (0.0, 0.5, 1.0, 2.0, 3.5)
 
 
@@ -75,20 +74,20 @@ class Case:
 
 ROWS = row_features([[float(label)] for label in CLASSES])
 CASES = {
-    "sequence": Case(task=SequenceClassification(labels=LABELS), features=ROWS, logits=normal(6, 3), labels=CLASSES),
+    "sequence": Case(task=SequenceClassification.of(labels=LABELS), features=ROWS, logits=normal(6, 3), labels=CLASSES),
     "windows": Case(
-        task=SequenceClassification(labels=LABELS, long_texts="windows"),
+        task=SequenceClassification.of(labels=LABELS, long_texts="windows"),
         features=row_features([[float(label)] for label in CLASSES], windows=2),
         logits=normal(12, 3),
         examples=lambda logits: logits.view(6, 2, 3).mean(1),
         labels=CLASSES,
     ),
-    "pair": Case(task=PairClassification(labels=LABELS), features=ROWS, logits=normal(6, 3), labels=CLASSES),
+    "pair": Case(task=PairClassification.of(labels=LABELS), features=ROWS, logits=normal(6, 3), labels=CLASSES),
     "token": Case(
-        task=TokenClassification(labels=LABELS), features=word_features(), logits=normal(6, 3), labels=CLASSES
+        task=TokenClassification.of(labels=LABELS), features=word_features(), logits=normal(6, 3), labels=CLASSES
     ),
     "choice": Case(
-        task=MultipleChoice(),
+        task=MultipleChoice.of(),
         features=row_features([[2.0], [0.0]], windows=3),
         logits=normal(6, 1),
         examples=lambda logits: logits.view(2, 3),
@@ -101,7 +100,7 @@ PAIRS = [(name, weights) for name, case in CASES.items() for weights in ((None, 
 
 def task_of(case: Case, weights: tuple[float, ...] | None, gamma: float) -> Any:
     changes = {"focal_gamma": gamma} | ({} if weights is None else {"class_weights": weights})
-    return replace(case.task, **changes)
+    return case.task.with_settings(**changes)
 
 
 def paper(probabilities: Tensor, weights: Tensor, gamma: float) -> Tensor:
@@ -119,7 +118,7 @@ def test_the_loss_is_the_formula_of_the_paper(name: str, weights: tuple[float, .
     each = torch.ones(len(labels), dtype=torch.float64) if weights is None else torch.tensor(weights)[labels].double()
     probabilities = examples.softmax(1).gather(1, labels[:, None]).squeeze(1)
     expected = paper(probabilities, each, gamma).sum() / each.sum()
-    (term,) = task_of(case, weights, gamma).loss(logits, case.batch())
+    (term,) = task_of(case, weights, gamma).output.loss(logits, case.batch())
     mean = term.total / term.count
     assert term.count == each.sum()
     assert mean.item() == pytest.approx(expected.item(), rel=1e-12)
@@ -127,7 +126,7 @@ def test_the_loss_is_the_formula_of_the_paper(name: str, weights: tuple[float, .
     torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-13)
     # Without the focal term, or without the weights, the loss is far away.
     for other in {(None, gamma), (weights, 0.0)} - {(weights, gamma)}:
-        (wrong,) = task_of(case, *other).loss(logits, case.batch())
+        (wrong,) = task_of(case, *other).output.loss(logits, case.batch())
         assert abs((wrong.total / wrong.count - mean).item()) > 1e-3
 
 
@@ -135,7 +134,7 @@ def test_the_loss_is_the_formula_of_the_paper(name: str, weights: tuple[float, .
 def test_without_gamma_the_bits_are_those_of_torch(name: str, weights: tuple[float, ...] | None) -> None:
     case = CASES[name]
     weight = None if weights is None else torch.tensor(weights, dtype=torch.float64)
-    (term,) = task_of(case, weights, 0.0).loss(case.logits, case.batch())
+    (term,) = task_of(case, weights, 0.0).output.loss(case.logits, case.batch())
     logits, labels = case.examples(case.logits), torch.tensor(case.labels)
     assert torch.equal(term.total, F.cross_entropy(logits, labels, weight=weight, reduction="sum"))
     mean = F.cross_entropy(logits, labels, weight=weight, reduction="mean")
@@ -148,7 +147,7 @@ def test_several_labels_have_the_sigmoid_of_the_paper(weights: tuple[float, ...]
     """Its alpha is the weight of a label that is present; a label that is absent has weight 1."""
     task = task_of(Case(task=SEVERAL, features=[], logits=normal(1, 1)), weights, gamma)
     logits, labels = normal(4, 3).requires_grad_(), torch.tensor(SETS, dtype=torch.float64)
-    (term,) = task.loss(logits, collate(row_features(SETS), position_offset=0))
+    (term,) = task.output.loss(logits, collate(row_features(SETS), position_offset=0))
     each = torch.ones(3) if weights is None else torch.tensor(weights)
     present = logits.sigmoid()
     expected = paper(
@@ -169,8 +168,8 @@ def test_several_labels_have_the_sigmoid_of_the_paper(weights: tuple[float, ...]
 def test_counts_of_features_are_those_of_the_loss(name: str, weights: tuple[float, ...] | None) -> None:
     case = CASES[name]
     task = task_of(case, weights, 2.0)
-    (term,) = task.loss(case.logits, case.batch())
-    assert task.counts(case.features) == {task.name: pytest.approx(term.count.item(), rel=1e-15)}
+    (term,) = task.output.loss(case.logits, case.batch())
+    assert task.output.counts(case.features) == {term.name: pytest.approx(term.count.item(), rel=1e-15)}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -198,12 +197,12 @@ def test_choices_that_a_row_lacks_have_no_gradient() -> None:
 
 
 class TestTokens:
-    TASK = TokenClassification(labels=LABELS, class_weights="balanced")
+    TASK = TokenClassification.of(labels=LABELS, class_weights="balanced")
 
     @pytest.mark.parametrize("labelling", ["first", "continuation", "all"])
     def test_balanced_weights_are_those_of_sklearn(self, labelling: Any) -> None:
         """They count words in the scheme of the labels; a row with a tag that no label has is not trained."""
-        task = replace(self.TASK, labelling=labelling)
+        task = self.TASK.with_settings(labelling=labelling)
         rows: list[dict[str, Any]] = [
             {"words": ["Ada", "Byron", "met", "no", "one"], "tags": ["I-PER", "I-PER", "O", "O", "O"]},
             {"words": ["Rome"], "tags": ["I-LOC"]},
@@ -211,18 +210,19 @@ class TestTokens:
             {"words": ["he", "Bo"], "tags": ["O", "I-PER"]},
         ]
         tags = ["B-PER", "I-PER", "O", "O", "O", "O", "B-PER"]
-        fitted = Fitting.of(task).fit_to_train(rows)
+        fitted = task.fit_rows(rows)
         expected = compute_class_weight("balanced", classes=np.array(LABELS), y=np.array(tags))
-        assert fitted.balanced_weights == pytest.approx(tuple(expected))
-        assert fitted.label_weights() == fitted.balanced_weights
-        assert Fitting.of(fitted).values()["balanced_weights"] == fitted.balanced_weights
-        assert fitted.scheme == "IOB1"
+        weights = fitted.output.balanced_weights
+        assert weights == pytest.approx(tuple(expected))
+        assert label_weights(fitted.output.class_weights, weights) == weights
+        assert fitted.fitted_values()["balanced_weights"] == weights
+        assert fitted.output.scheme == "IOB1"
 
     def test_a_label_without_a_word_is_named(self) -> None:
         with pytest.raises(DataError, match="no training word has the label 'I-PER', so its weight would be infinite"):
-            Fitting.of(self.TASK).fit_to_train([{"words": ["a", "b"], "tags": ["O", "B-PER"]}])
-        with pytest.raises(UsageError, match=r"Call Fitting\.of\(task\)\.fit_to_train"):
-            self.TASK.counts(word_features())
+            self.TASK.fit_rows([{"words": ["a", "b"], "tags": ["O", "B-PER"]}])
+        with pytest.raises(UsageError, match=r"Call task\.fit_rows\(rows\)"):
+            self.TASK.output.counts(word_features())
 
     @pytest.mark.parametrize(
         ("options", "weights"),
@@ -235,15 +235,15 @@ class TestTokens:
     )
     def test_weights_follow_their_labels(self, options: dict[str, Any], weights: tuple[float, ...] | None) -> None:
         stored = {"labels": LABELS, "class_weights": "balanced", "balanced_weights": (1.0, 2.0, 3.0), "max_length": 48}
-        compatible = HFConfig.of(TokenClassification).compatible_fields(stored, options)
+        compatible = TokenClassification.compatible_settings(stored, options)
         assert compatible.get("balanced_weights") == weights
 
     def test_words_without_a_label_have_no_weight(self) -> None:
-        task = replace(self.TASK, class_weights=WEIGHTS, focal_gamma=2.0)
+        task = self.TASK.with_settings(class_weights=WEIGHTS, focal_gamma=2.0)
         ids = [[5] * 4, [5] * 5]
         batch = pack(ids, ids, position_offset=0, labels=[[], [1, 2, 0]], gather_positions=[range(1, 3), range(1, 4)])
         logits = normal(5, 3)
-        (term,) = task.loss(logits, batch)
+        (term,) = task.output.loss(logits, batch)
         alone = cross_entropy(logits[2:], torch.tensor([1, 2, 0]), weights=torch.tensor(WEIGHTS).double(), gamma=2.0)
         assert (term.total, term.count) == (alone, sum(WEIGHTS))
 
@@ -272,8 +272,16 @@ REFUSED: tuple[tuple[type[Any], dict[str, Any], str], ...] = (
         {"crf": True, "focal_gamma": 2.0},
         "crf = true, whose loss is of whole sentences, not of words",
     ),
-    (SequenceClassification, {**NO_CLASSES, "focal_gamma": 2.0}, "'regression', which predicts numbers"),
-    (PairClassification, {**NO_CLASSES, "class_weights": (1.0,)}, "'regression', which predicts numbers"),
+    (
+        SequenceClassification,
+        {**NO_CLASSES, "focal_gamma": 2.0},
+        "focal_gamma does not apply to problem_type = 'regression'",
+    ),
+    (
+        PairClassification,
+        {**NO_CLASSES, "class_weights": (1.0,)},
+        "class_weights does not apply to problem_type = 'regression'",
+    ),
     (SequenceClassification, {"focal_gamma": 2.0, "label_smoothing": 0.1}, "label_smoothing has no focal loss"),
 )
 
@@ -281,4 +289,4 @@ REFUSED: tuple[tuple[type[Any], dict[str, Any], str], ...] = (
 @pytest.mark.parametrize(("task_class", "settings", "message"), REFUSED, ids=[message for *_, message in REFUSED])
 def test_settings_that_do_not_fit_are_refused(task_class: type[Any], settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        task_class(**settings)
+        task_class.of(**settings)

@@ -11,11 +11,11 @@ from transformers import PreTrainedTokenizerBase
 
 from bert_tasks import TaskModel, evaluate, fit
 from bert_tasks.checkpoints.stored_tokenizers import open_tokenizer
-from bert_tasks.tasks.masked_language_modeling.masking import NO_WORD
-from bert_tasks.tasks.masked_language_modeling.predictions import MASK
-from bert_tasks.tasks.masked_language_modeling.task import MaskedLanguageModeling
-from bert_tasks.tasks.masked_language_modeling.windows import DocumentTokens, cut_documents
-from bert_tasks.tasks.shared.corpus import tokenized_texts
+from bert_tasks.outputs.features import NO_WORD
+from bert_tasks.outputs.vocabulary import MASK
+from bert_tasks.tasks.corpus import tokenized_texts
+from bert_tasks.tasks.masked_language_modeling import MaskedLanguageModeling
+from bert_tasks.tasks.windows.corpus import DocumentTokens, cut_documents
 from support.small_checkpoints import save_checkpoint
 from support.small_tokenizers import LINES
 
@@ -124,9 +124,9 @@ def rows_of(texts: Sequence[str]) -> list[dict[str, str]]:
 def test_windows_across_documents_hold_all_tokens_and_masked_texts_stay_alone(
     bpe_tokenizer: PreTrainedTokenizerBase,
 ) -> None:
-    across = MaskedLanguageModeling(max_length=40, fill="across")
+    across = MaskedLanguageModeling.of(max_length=40, fill="across")
     features = across.features(rows_of(TEXTS), bpe_tokenizer)
-    plain = MaskedLanguageModeling(max_length=40).features(rows_of(TEXTS), bpe_tokenizer)
+    plain = MaskedLanguageModeling.of(max_length=40).features(rows_of(TEXTS), bpe_tokenizer)
     added = {bpe_tokenizer.cls_token_id, bpe_tokenizer.sep_token_id}
     held, expected = (
         [t for feature in many for t in feature["input_ids"] if t not in added] for many in (features, plain)

@@ -12,15 +12,15 @@ from bert_tasks.data.conll import forbidden_steps, invalid_transitions, label_sc
 from bert_tasks.encoder.crf import best_labels, log_likelihood, marginals
 from bert_tasks.encoder.packing import pack
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.tasks.base import Feature
-from bert_tasks.tasks.shared.features import collate
-from bert_tasks.tasks.token_classification.task import TokenClassification
+from bert_tasks.outputs.features import Feature
+from bert_tasks.tasks.features import collate
+from bert_tasks.tasks.token_classification import TokenClassification
 from support.small_tokenizers import LINES
 from support.taggers import save_tagger
 
 LABELS = ("O", "B-A", "I-A", "B-B", "I-B")
-TASK = TokenClassification(labels=LABELS, max_length=40, doc_stride=6, crf=True)
-PLAIN = TokenClassification(labels=LABELS, max_length=40, doc_stride=6)
+TASK = TokenClassification.of(labels=LABELS, max_length=40, doc_stride=6, crf=True)
+PLAIN = TokenClassification.of(labels=LABELS, max_length=40, doc_stride=6)
 
 
 @pytest.fixture(scope="module")
@@ -70,14 +70,14 @@ def test_loss_is_that_of_each_window_as_a_chain() -> None:
     words = [range(1, count + 1) for count in counts]
     batch = pack(ids, ids, position_offset=0, labels=labelled, gather_positions=words)
     logits = torch.randn(6, 7, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    (loss,) = TASK.loss(logits, batch)
+    (loss,) = TASK.output.loss(logits, batch)
     chains = [(logits[:2], [1, 2]), (logits[5:], [4])]
     expected = -sum(
         float(log_likelihood(sequence_logits, torch.tensor(path), [len(path)])) for sequence_logits, path in chains
     )
     assert loss.total.item() == pytest.approx(expected, rel=1e-12)
     assert loss.count == 3
-    (nothing,) = TASK.loss(logits, pack(ids, ids, position_offset=0, gather_positions=words))
+    (nothing,) = TASK.output.loss(logits, pack(ids, ids, position_offset=0, gather_positions=words))
     assert (nothing.total.item(), nothing.count.item()) == (0.0, 0.0)
 
 
@@ -89,7 +89,9 @@ def chain_logits(words: int) -> Tensor:
     return torch.cat([emissions + transitions[:-1], transitions[-1:].expand(words, 1, 5)], dim=1)
 
 
-def test_windows_of_a_row_are_decoded_as_one_chain(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_windows_of_a_row_are_decoded_as_one_chain(
+    monkeypatch: pytest.MonkeyPatch, bpe_tokenizer: PreTrainedTokenizerBase
+) -> None:
     """However many rows are computed at once."""
     sizes, rows = (3, 2, 0, 4, 1), (0, 0, 1, 2, 2)
     logits = chain_logits(sum(sizes))
@@ -97,21 +99,21 @@ def test_windows_of_a_row_are_decoded_as_one_chain(monkeypatch: pytest.MonkeyPat
         Feature(row=row, input_ids=[], token_type_ids=[], gather_positions=[0] * size, word_ids=[0] * size)
         for row, size in zip(rows, sizes, strict=True)
     ]
-    summaries = TASK.compact_logits(logits.split(list(sizes)), features)
+    summaries = TASK.output.compact(logits.split(list(sizes)), features)
     words = [{"words": ["w"] * count} for count in (5, 0, 5)]
-    predictions = TASK.decode(summaries, features, words)
+    predictions = TASK.output.decode(summaries, features, words, bpe_tokenizer)
     allowed = logits - 1e4 * torch.tensor(forbidden_steps(LABELS))
     best = best_labels(allowed, [5, 5])
     assert [tag for prediction in predictions for tag in prediction.tags] == [LABELS[index] for index in best.tolist()]
     scores = marginals(allowed, [5, 5]).gather(1, best[:, None]).flatten().tolist()
     assert [score for prediction in predictions for score in prediction.scores] == pytest.approx(scores, abs=1e-5)
-    monkeypatch.setattr("bert_tasks.tasks.token_classification.task._CRF_SCORES", 36)
-    blocks = TASK.decode(summaries, features, words)
+    monkeypatch.setattr("bert_tasks.outputs.tags._CRF_SCORES", 36)
+    blocks = TASK.output.decode(summaries, features, words, bpe_tokenizer)
     assert [prediction.tags for prediction in blocks] == [prediction.tags for prediction in predictions]
     assert [score for prediction in blocks for score in prediction.scores] == pytest.approx(scores, abs=1e-5)
-    assert [prediction.tags for prediction in TASK.decode(summaries[2:3], [{**features[2], "row": 0}], words[1:2])] == [
-        ()
-    ]
+    first_row: Feature = {**features[2], "row": 0}
+    (wordless,) = TASK.output.decode(summaries[2:3], [first_row], words[1:2], bpe_tokenizer)
+    assert wordless.tags == ()
 
 
 def test_steps_that_the_scheme_forbids_are_never_predicted(model: TaskModel, checkpoint: Path) -> None:
@@ -138,12 +140,12 @@ def test_whole_sequences_are_learnt_where_words_alone_mislead(
         learner.encoder.requires_grad_(False)
         optimizer = torch.optim.AdamW(learner.head.parameters(), lr=0.1, weight_decay=0.0)
         for _ in range(80):
-            (loss,) = task.loss(learner(batch), batch)
+            (loss,) = task.output.loss(learner(batch), batch)
             optimizer.zero_grad()
             (loss.total / loss.count).backward()
             optimizer.step()
         (answer,) = learner.predict(rows[:1])
-        predicted[task.crf] = answer
+        predicted[task.output.crf] = answer
     assert predicted[False].tags == ("B-A", "I-B")
     assert predicted[True].tags == ("B-B", "I-B")
     assert predicted[True].scores == pytest.approx((8 / 19, 8 / 19), abs=0.05)

@@ -1,15 +1,15 @@
 """The distillation term of each task against its formula, computed row by row without padding, in float64."""
 
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.nn import functional as F
 
+from bert_tasks.outputs.logits import NO_LOGIT, sigmoid_divergence, softmax_divergence
 from bert_tasks.tasks import PairClassification, SequenceClassification, SpanExtraction, TokenClassification
-from bert_tasks.tasks.shared.features import collate
-from bert_tasks.tasks.shared.outputs import NO_LOGIT, distillation_loss, sigmoid_divergence, softmax_divergence
+from bert_tasks.tasks.features import collate
+from bert_tasks.training.distillation import divergence_term
 
 LENGTHS = (7, 3, 12, 5, 9)
 TEMPERATURES = (1.0, 2.0, 5.0)
@@ -46,11 +46,6 @@ def kl(teacher, student, temperature):
     return temperature**2 * sum(a * (math.log(a) - math.log(b)) for a, b in zip(p, q, strict=True))
 
 
-def term_of(task, student, teacher, batch, temperature):
-    head = SimpleNamespace(per_token=not isinstance(task, SequenceClassification | PairClassification))
-    return distillation_loss(task, head, student, teacher, batch, temperature)
-
-
 def agrees(term, expected, count):
     assert term.name == "distillation"
     assert term.count.item() == count
@@ -61,14 +56,14 @@ def agrees(term, expected, count):
 @pytest.mark.parametrize("task_class", [SequenceClassification, PairClassification])
 def test_classes_of_rows(task_class, temperature):
     student, teacher = logits(5, 3, seed=0), logits(5, 3, seed=1)
-    term = term_of(task_class(labels=("a", "b", "c")), student, teacher, batch_of(), temperature)
+    term = divergence_term(task_class.of(labels=("a", "b", "c")), student, teacher, batch_of(), temperature)
     agrees(term, [kl(t, s, temperature) for s, t in zip(student, teacher, strict=True)], 5)
 
 
 def test_windows_of_a_row_have_one_mean():
     student, teacher = logits(5, 3, seed=0), logits(5, 3, seed=1)
-    task = SequenceClassification(labels=("a", "b", "c"), long_texts="windows", pooling="mean", doc_stride=2)
-    term = term_of(task, student, teacher, batch_of(rows=(0, 0, 1, 2, 2)), 2.0)
+    task = SequenceClassification.of(labels=("a", "b", "c"), long_texts="windows", pooling="mean", doc_stride=2)
+    term = divergence_term(task, student, teacher, batch_of(rows=(0, 0, 1, 2, 2)), 2.0)
     groups = [slice(0, 2), slice(2, 3), slice(3, 5)]
     agrees(term, [kl(teacher[group].mean(0), student[group].mean(0), 2.0) for group in groups], 3)
 
@@ -76,8 +71,8 @@ def test_windows_of_a_row_have_one_mean():
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 def test_several_labels_of_a_row(temperature):
     student, teacher = logits(5, 4, seed=0), logits(5, 4, seed=1)
-    task = SequenceClassification(labels=("a", "b", "c", "d"), problem_type="multi_label_classification")
-    term = term_of(task, student, teacher, batch_of(), temperature)
+    task = SequenceClassification.of(labels=("a", "b", "c", "d"), problem_type="multi_label_classification")
+    term = divergence_term(task, student, teacher, batch_of(), temperature)
     # A label that is there or not is a softmax over its logit and 0.
     zero = torch.zeros((), dtype=torch.float64)
     pairs = zip(student.flatten(), teacher.flatten(), strict=True)
@@ -86,24 +81,24 @@ def test_several_labels_of_a_row(temperature):
 
 def test_numbers_have_a_squared_distance_at_any_temperature():
     student, teacher = logits(5, 1, seed=0), logits(5, 1, seed=1)
-    task = SequenceClassification(problem_type="regression")
+    task = SequenceClassification.of(problem_type="regression")
     for temperature in TEMPERATURES:
-        term = term_of(task, student, teacher, batch_of(), temperature)
+        term = divergence_term(task, student, teacher, batch_of(), temperature)
         agrees(term, ((student - teacher) ** 2).flatten().tolist(), 5)
 
 
 def test_words_that_the_head_reads():
     reads = [[1, 2, 4], [1], [1, 3, 4, 8, 10], [], [2]]
     student, teacher = logits(10, 3, seed=0), logits(10, 3, seed=1)
-    task = TokenClassification(labels=("O", "B-X", "I-X"))
-    term = term_of(task, student, teacher, batch_of(reads=reads), 2.0)
+    task = TokenClassification.of(labels=("O", "B-X", "I-X"))
+    term = divergence_term(task, student, teacher, batch_of(reads=reads), 2.0)
     agrees(term, [kl(t, s, 2.0) for s, t in zip(student, teacher, strict=True)], 10)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_starts_and_ends_over_the_real_tokens_of_a_window(dtype):
     student, teacher = logits(sum(LENGTHS), 2, seed=0).to(dtype), logits(sum(LENGTHS), 2, seed=1).to(dtype)
-    term = term_of(SpanExtraction(), student.requires_grad_(), teacher, batch_of(), 2.0)
+    term = divergence_term(SpanExtraction.of(), student.requires_grad_(), teacher, batch_of(), 2.0)
     expected = [
         kl(t[:, end].double(), s[:, end].double().detach(), 2.0)
         for s, t in zip(student.split(LENGTHS), teacher.split(LENGTHS), strict=True)

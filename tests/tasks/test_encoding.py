@@ -13,7 +13,7 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.errors import UsageError
-from bert_tasks.tasks.shared.encoding import (
+from bert_tasks.tasks.windows.texts import (
     EncodedText,
     kept_tokens,
     long_text_ids,
@@ -194,7 +194,6 @@ def test_no_texts(wordpiece_tokenizer: PreTrainedTokenizerBase) -> None:
 # Prints by how many MiB the peak memory grows while a process of its own makes features of long texts.
 MEMORY = """
 import resource, sys
-from dataclasses import replace
 from transformers import AutoTokenizer
 from support.task_examples import EXAMPLES
 
@@ -205,7 +204,7 @@ tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
 texts = dict.fromkeys(("text", "text_pair", "context", "question"), "q " * 8000)
 for name in sys.argv[2:]:
     example = EXAMPLES[name]
-    task = replace(example.task, max_length=128)
+    task = example.task.with_settings(max_length=128)
     row = {column: value for column, value in example.rows[1].items() if column != "answers"}
     task.features([row], tokenizer)
     before = peak()
@@ -228,7 +227,7 @@ def test_memory_is_bounded_by_the_length_of_the_texts(embedded_model: Path) -> N
 LONG_TEXT = """
 import resource, sys
 from transformers import AutoTokenizer
-from bert_tasks.tasks.shared.encoding import truncated_texts
+from bert_tasks.tasks.windows.texts import truncated_texts
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024

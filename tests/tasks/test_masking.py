@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from bert_tasks.data.arrow import ArrowRows
 from bert_tasks.tasks.base import FeatureKeys
-from bert_tasks.tasks.masked_language_modeling.masking import (
+from bert_tasks.tasks.masking import (
     MaskingIds,
     MaskingRule,
     mask_feature,

@@ -98,7 +98,7 @@ def test_entities_of_texts_are_exact(base: Path, tmp_path: Path) -> None:
     rows = entity_rows()
     file = written(tmp_path / "rows.jsonl", rows)
     labels = ["O", *(f"{prefix}-{label}" for label in ("PER", "ORG", "LOC") for prefix in "BI")]
-    model = TaskModel.from_pretrained(base, task=TokenClassification(labels=tuple(labels), max_length=96))
+    model = TaskModel.from_pretrained(base, task=TokenClassification.of(labels=tuple(labels), max_length=96))
     fit(model, file, validation=file, output_dir=tmp_path / "run", **TRAINING)
     trained = TaskModel.from_pretrained(tmp_path / "run" / "model")
     assert evaluate(trained, file)["overall_f1"] == 1.0
@@ -110,7 +110,7 @@ def test_entities_of_texts_are_exact(base: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_answers_are_exact(base: Path, tmp_path: Path) -> None:
     file = written(tmp_path / "rows.jsonl", question_rows())
-    task = SpanExtraction(max_length=96, doc_stride=16, max_query_length=32, max_answer_length=40)
+    task = SpanExtraction.of(max_length=96, doc_stride=16, max_query_length=32, max_answer_length=40)
     model = TaskModel.from_pretrained(base, task=task)
     fit(model, file, validation=file, output_dir=tmp_path / "run", **TRAINING)
     trained = TaskModel.from_pretrained(tmp_path / "run" / "model")
@@ -138,7 +138,7 @@ def test_labelled_tokens_are_the_answer(name: str, by_kind: dict[str, PreTrained
         for row, case in zip(question_rows(), CASES, strict=True)
         for entity in case[1]
     ]
-    task = SpanExtraction(max_length=96, doc_stride=16, max_query_length=32)
+    task = SpanExtraction.of(max_length=96, doc_stride=16, max_query_length=32)
     for row, feature in zip(rows, task.features(rows, loaded), strict=True):
         assert feature["offsets"] is not None
         assert feature["labels"] is not None

@@ -1,7 +1,6 @@
 """Multiple choice: logits, loss and gradients of transformers, any number of choices, and every spelling of a row."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +25,15 @@ from bert_tasks.model.inputs import renamed
 from bert_tasks.serving.limits import Limits
 from bert_tasks.serving.requests import BodyReader
 from bert_tasks.tasks import MultipleChoice
-from bert_tasks.tasks.shared.detection import UserHints
-from bert_tasks.tasks.shared.features import collate
-from bert_tasks.tasks.shared.report import Report
+from bert_tasks.tasks.detection.base import UserHints
+from bert_tasks.tasks.features import collate
 from support.hf_models import WITH_CHOICE, Head, hf_config, hf_model, random_batch
 from support.parity import in_our_names, ours_from, packed_batch, packed_difference, shaped_difference
 from support.small_checkpoints import save_checkpoint
 
 HEAD: Head = "choice"
 LENGTHS = (17, 1, 30, 9, 2, 16)
-TASK = MultipleChoice(max_length=32)
+TASK = MultipleChoice.of(max_length=32)
 ROW: dict[str, Any] = {"context": "It rained.", "choices": ["The street was wet.", "The street was sold."], "label": 0}
 
 
@@ -61,7 +59,7 @@ def loss_and_gradients(family: str) -> tuple[float, float, float]:
         windows=[3, 3],
         labels=[[2.0], [], [], [0.0], [], []],
     )
-    (term,) = TASK.loss(ours(packed), packed)
+    (term,) = TASK.output.loss(ours(packed), packed)
     assert term.count == 2
     mean = term.total / term.count
     mean.backward()
@@ -124,10 +122,10 @@ def test_rows_with_different_numbers_of_choices_have_the_softmax_of_their_own(mo
     batch = collate(TASK.features(rows, model.require_tokenizer()), position_offset=0)
     assert batch.windows == (2, 5, 2)
     with torch.no_grad():
-        (term,) = TASK.loss(model.eval()(batch), batch)
+        (term,) = TASK.output.loss(model.eval()(batch), batch)
     assert term.count == 2
     assert term.total.item() == pytest.approx(sum(losses), rel=1e-4)
-    assert TASK.counts(TASK.features(rows, model.require_tokenizer())) == {TASK.name: 2.0}
+    assert TASK.output.counts(TASK.features(rows, model.require_tokenizer())) == {TASK.output.name: 2.0}
 
 
 def test_a_choice_is_read_as_the_pair_of_context_and_question_with_choice(model: TaskModel) -> None:
@@ -228,7 +226,7 @@ WINOGRANDE = {"context": "sentence", "choices": "option", "label": "answer"}
 
 def read_written(rows: list[dict[str, Any]], suffix: str, folder: Path, names: dict[str, str], base: int) -> list[Any]:
     """The labels of rows that are written to a file and read from it, or given in memory."""
-    task = replace(TASK, label_base=base)
+    task = TASK.with_settings(label_base=base)
     if suffix == "memory":
         table = RowTable.from_rows(renamed(rows, task.columns, names), "rows", task.columns)
         return [row.get("label") for row in table]
@@ -420,7 +418,7 @@ def test_init_takes_no_other_rows_for_choices(row: dict[str, Any]) -> None:
 def test_the_report_shows_mistakes_with_their_choices(model: TaskModel) -> None:
     rows = [ROW | {"context": f"It rained {n} times.", "label": n % 2} for n in range(6)]
     predictions = model.predict([{k: v for k, v in row.items() if k != "label"} for row in rows])
-    sections = Report.of(TASK).sections(predictions, rows)
+    sections = TASK.output.report(predictions, rows, TASK.texts)
     metrics = evaluate(model, rows)
     assert sections.measure.values() == {"accuracy": pytest.approx(metrics["accuracy"])}
     assert sections.examples is not None
@@ -429,12 +427,12 @@ def test_the_report_shows_mistakes_with_their_choices(model: TaskModel) -> None:
     assert example.candidates[0][1] >= example.candidates[1][1]
     same = [prediction for prediction in predictions if prediction.label == 0][:1] * 2
     if same:
-        assert Report.of(TASK).collapse(same, rows[:2]) == "predicts choice 0 for every row"
-    assert TASK.metrics(predictions, [{**row, "label": None} for row in rows]) == {}
+        assert TASK.output.degeneracy(same, rows[:2]) == "predicts choice 0 for every row"
+    assert TASK.output.metrics(predictions, [{**row, "label": None} for row in rows]) == {}
 
 
 def test_settings_that_do_not_apply_are_refused() -> None:
     with pytest.raises(ValueError, match="labels do not apply"):
-        MultipleChoice(labels=("a", "b"))
+        MultipleChoice.of(labels=("a", "b"))
     with pytest.raises(ValueError, match="max_length is 4"):
-        MultipleChoice(max_length=4)
+        MultipleChoice.of(max_length=4)

@@ -9,16 +9,16 @@ from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.data.columns import Row
 from bert_tasks.model.task_model import TaskModel
+from bert_tasks.outputs.classes import ClassPrediction
+from bert_tasks.outputs.label_set import LabelSetPrediction
 from bert_tasks.tasks import PairClassification, SequenceClassification
-from bert_tasks.tasks.sequence_classification.task import SequencePrediction
-from bert_tasks.tasks.shared.features import collate
-from bert_tasks.tasks.shared.fitting import Fitting
+from bert_tasks.tasks.features import collate
 from support.hf_models import FAMILIES, WITHOUT_SEGMENTS
 from support.small_checkpoints import save_checkpoint, tokenizer_of
 from support.small_tokenizers import LINES
 
 NLI = ("entailment", "neutral", "contradiction")
-TASK = PairClassification(labels=NLI, max_length=32)
+TASK = PairClassification.of(labels=NLI, max_length=32)
 PAIRS = [
     *zip(LINES[:6], LINES[6:12], strict=True),
     (" ".join(LINES[:5]), LINES[3]),
@@ -70,11 +70,11 @@ def test_labels_are_mapped_by_name(tmp_path: Path, wordpiece_tokenizer: PreTrain
     save_checkpoint(tmp_path, "bert", wordpiece_tokenizer, head="sequence", labels=google, wide=True)
     as_saved = TaskModel.from_pretrained(tmp_path, task="pair-classification", max_length=32)
     ours = TaskModel.from_pretrained(tmp_path, task=TASK)
-    assert as_saved.task.labels == google
-    assert ours.task.labels == NLI
+    assert as_saved.task.output.labels == google
+    assert ours.task.output.labels == NLI
     for left, right in zip(as_saved.predict(ROWS), ours.predict(ROWS), strict=True):
-        assert isinstance(left, SequencePrediction)
-        assert isinstance(right, SequencePrediction)
+        assert isinstance(left, ClassPrediction)
+        assert isinstance(right, ClassPrediction)
         assert left.label == right.label
         assert dict(left.scores) == pytest.approx(dict(right.scores), abs=1e-6)
 
@@ -88,42 +88,42 @@ def test_labels_in_capitals_are_the_same_names(tmp_path: Path, wordpiece_tokeniz
     assert ours.load_report is not None
     assert ours.load_report.new == ()
     for left, right in zip(as_saved.predict(ROWS), ours.predict(ROWS), strict=True):
-        assert isinstance(left, SequencePrediction)
-        assert isinstance(right, SequencePrediction)
+        assert isinstance(left, ClassPrediction)
+        assert isinstance(right, ClassPrediction)
         assert str(left.label).lower() == right.label
 
 
 def test_the_data_set_balanced_weights_and_thresholds() -> None:
     rows = [{"text": "a", "text_pair": "b", "label": label} for label in ("no", "no", "no", "yes")]
-    task = Fitting.of(PairClassification(labels=("no", "yes"), class_weights="balanced")).fit_to_train(rows)
-    alone = Fitting.of(SequenceClassification(labels=("no", "yes"), class_weights="balanced")).fit_to_train(rows)
-    assert task.balanced_weights == alone.balanced_weights == (4 / 6, 2.0)
-    several = PairClassification(labels=("x", "y"), problem_type="multi_label_classification")
+    task = PairClassification.of(labels=("no", "yes"), class_weights="balanced").fit_rows(rows)
+    alone = SequenceClassification.of(labels=("no", "yes"), class_weights="balanced").fit_rows(rows)
+    assert task.output.balanced_weights == alone.output.balanced_weights == (4 / 6, 2.0)
+    several = PairClassification.of(labels=("x", "y"), problem_type="multi_label_classification")
     scores = [{"x": 0.9, "y": 0.2}, {"x": 0.6, "y": 0.3}, {"x": 0.1, "y": 0.1}]
-    guesses = [SequencePrediction(label="x", score=0.0, scores=score, labels=()) for score in scores]
+    guesses = [LabelSetPrediction(label="x", score=0.0, scores=score, labels=()) for score in scores]
     targets = [{"labels": ["x", "y"]}, {"labels": ["y"]}, {"labels": []}]
-    assert Fitting.of(several).tune_on_validation(guesses, targets).thresholds == pytest.approx((0.75, 0.15))
+    assert several.output.tune(guesses, targets).thresholds == pytest.approx((0.75, 0.15))
 
 
-def graded(*scores: float) -> list[SequencePrediction]:
-    return [SequencePrediction(label="yes", score=s, scores={"no": 1 - s, "yes": s}) for s in scores]
+def graded(*scores: float) -> list[ClassPrediction]:
+    return [ClassPrediction(label="yes", score=s, scores={"no": 1 - s, "yes": s}) for s in scores]
 
 
 def test_groups_are_ranked_by_the_second_label() -> None:
-    task = PairClassification(labels=("no", "yes"))
+    task = PairClassification.of(labels=("no", "yes"))
     labels, groups = ("no", "yes", "no", "yes", "no"), ("q1", "q1", "q1", "q2", "q2")
     rows = [{"label": label, "group": group} for label, group in zip(labels, groups, strict=True)]
-    metrics = task.metrics(graded(0.9, 0.8, 0.1, 0.7, 0.2), rows)
+    metrics = task.output.metrics(graded(0.9, 0.8, 0.1, 0.7, 0.2), rows)
     assert metrics["map"] == metrics["mrr"] == pytest.approx((0.5 + 1.0) / 2)
     assert metrics["ranked_groups"] == 2
     assert "accuracy" in metrics
-    nothing = task.metrics(graded(0.9, 0.8), [{"label": "no", "group": "q"}, {"label": "no", "group": "q"}])
+    nothing = task.output.metrics(graded(0.9, 0.8), [{"label": "no", "group": "q"}, {"label": "no", "group": "q"}])
     assert math.isnan(nothing["map"])
 
 
 def test_without_groups_or_two_labels_nothing_is_ranked() -> None:
     rows = [{"label": "yes"}, {"label": "no"}]
-    assert "map" not in PairClassification(labels=("no", "yes")).metrics(graded(0.9, 0.8), rows)
-    three = PairClassification(labels=("no", "yes", "maybe"))
+    assert "map" not in PairClassification.of(labels=("no", "yes")).output.metrics(graded(0.9, 0.8), rows)
+    three = PairClassification.of(labels=("no", "yes", "maybe"))
     with_groups = [{**row, "group": "q"} for row in rows]
-    assert "map" not in three.metrics(graded(0.9, 0.8), with_groups)
+    assert "map" not in three.output.metrics(graded(0.9, 0.8), with_groups)

@@ -8,17 +8,19 @@ import pytest
 
 from bert_tasks.data.columns import Row
 from bert_tasks.errors import DataError
-from bert_tasks.tasks.base import Prediction
-from bert_tasks.tasks.embedding import EmbeddingPrediction
-from bert_tasks.tasks.masked_language_modeling.predictions import Candidate, MaskPrediction, TextScore
-from bert_tasks.tasks.multiple_choice import ChoicePrediction
-from bert_tasks.tasks.replaced_token_detection import ReplacedTokenPrediction
-from bert_tasks.tasks.sequence_classification.task import SequencePrediction
-from bert_tasks.tasks.shared.explanation import Explanation, WordContribution
-from bert_tasks.tasks.shared.rendering import Rendering
-from bert_tasks.tasks.span_extraction.search import Span
-from bert_tasks.tasks.span_extraction.task import SpanPrediction
-from bert_tasks.tasks.token_classification.task import EntitySpan, TokenPrediction
+from bert_tasks.outputs.answer import SpanPrediction
+from bert_tasks.outputs.choice import ChoicePrediction
+from bert_tasks.outputs.classes import ClassPrediction
+from bert_tasks.outputs.explanation import Explanation, WordContribution
+from bert_tasks.outputs.label_set import LabelSetPrediction
+from bert_tasks.outputs.number import NumberPrediction
+from bert_tasks.outputs.prediction import Prediction
+from bert_tasks.outputs.replaced import ReplacedTokenPrediction
+from bert_tasks.outputs.span_search import Span
+from bert_tasks.outputs.tag_prediction import EntitySpan, TokenPrediction
+from bert_tasks.outputs.text_score import TextScorePrediction
+from bert_tasks.outputs.vector import EmbeddingPrediction
+from bert_tasks.outputs.vocabulary import Candidate, MaskPrediction
 from support.task_examples import EXAMPLES
 
 WORD = WordContribution(column="text", word="fine", start=2, end=6, contribution=0.5)
@@ -35,18 +37,18 @@ ENTITY = EntitySpan(entity_group="LOC", score=0.5, word="Bonn", start=1, end=2)
 CANDIDATE = Candidate(score=0.5, token=7, token_str="x", sequence="a x")
 LINES = [
     (
-        SequencePrediction(label="good", score=0.75, scores=SCORES),
+        ClassPrediction(label="good", score=0.75, scores=SCORES),
         '{"label": "good", "score": 0.75, "scores": {"bad": 0.25, "good": 0.75}}',
     ),
     (
-        SequencePrediction(
+        LabelSetPrediction(
             label="good", score=0.75, scores=SCORES, labels=(), logits=(0.0, 1.0), explanation=EXPLANATION
         ),
         '{"label": "good", "labels": [], "score": 0.75, "scores": {"bad": 0.25, "good": 0.75}, "logits": [0.0, 1.0], '
         f"{EXPLANATION_JSON}}}",
     ),
     (
-        SequencePrediction(label=None, score=1.5, scores={}, logits=(1.5,), explanation=OF_NUMBER),
+        NumberPrediction(score=1.5, logits=(1.5,), explanation=OF_NUMBER),
         '{"score": 1.5, "logits": [1.5], "explanation": {"label": null, "logit": 1.5, "baseline_logit": 1.0, '
         '"words": [], "completeness_error": 0.0, "steps": 16}}',
     ),
@@ -79,7 +81,7 @@ LINES = [
         '{"masks": [[{"score": 0.5, "token": 7, "token_str": "x", "sequence": "a x"}]]}',
     ),
     (MaskPrediction(row_text="a", masks=()), '{"masks": []}'),
-    (TextScore(score=None, tokens=0), '{"score": null, "tokens": 0}'),
+    (TextScorePrediction(score=None, tokens=0), '{"score": null, "tokens": 0}'),
     (ReplacedTokenPrediction(tokens=("a", "b"), scores=(0.25, 0.5)), '{"tokens": ["a", "b"], "scores": [0.25, 0.5]}'),
     (EmbeddingPrediction(embedding=np.array([0.1, -2.0], np.float32)), '{"embedding": [0.100000001, -2.0]}'),
 ]
@@ -112,10 +114,10 @@ REPEATED = [
 
 @pytest.mark.parametrize(("name", "rows", "message"), REPEATED)
 def test_rows_that_would_be_repeated_too_often(name: str, rows: Sequence[Row], message: str | None) -> None:
-    rendering = Rendering.of(EXAMPLES[name].task)
+    task = EXAMPLES[name].task
     if message is None:
-        rendering.check_rows(rows)
+        task.check_rows(rows)
         return
     with pytest.raises(DataError) as caught:
-        rendering.check_rows(rows)
+        task.check_rows(rows)
     assert str(caught.value).startswith(message)

@@ -20,11 +20,12 @@ from bert_tasks.cli import main
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import UsageError
 from bert_tasks.model.features import training_samples
+from bert_tasks.outputs.classes import Classes
+from bert_tasks.outputs.logits import NO_LOGIT
+from bert_tasks.outputs.number import NumberPrediction
+from bert_tasks.outputs.ranking_loss import RankingLoss, ndcg_changes, ranking_count, ranking_loss
 from bert_tasks.tasks import PairClassification
-from bert_tasks.tasks.sequence_classification.task import SequencePrediction
-from bert_tasks.tasks.shared.features import collate
-from bert_tasks.tasks.shared.outputs import NO_LOGIT
-from bert_tasks.tasks.shared.ranking import RankingLoss, ndcg_changes, ranking_count, ranking_loss
+from bert_tasks.tasks.features import collate
 from support import training_runs
 from support.meta_device import META, on_meta_device
 from support.process_scenarios import graded
@@ -37,7 +38,7 @@ Groups = list[tuple[list[float], list[float]]]  # the scores and the grades of e
 
 
 def ranking_task(name: RankingLoss, **settings: Any) -> PairClassification:
-    return PairClassification(problem_type="regression", ranking_loss=name, max_length=40, **settings)
+    return PairClassification.of(problem_type="regression", ranking_loss=name, max_length=40, **settings)
 
 
 def random_groups(seed: int) -> Groups:
@@ -187,10 +188,10 @@ def test_the_loss_of_a_batch_is_the_loss_of_its_groups(checkpoint: Path, name: R
         numbers = [i for i, row in enumerate(rows) if row["group"] == group and row["label"] is not None]
         scores = [model.predict([rows[i]])[0].score for i in numbers]
         groups.append((scores, [rows[i]["label"] for i in numbers]))
-    (term,) = model.task.loss(logits, batch)
+    (term,) = model.task.output.loss(logits, batch)
     total, count = by_the_papers(name, groups)
     assert term.total.item() == pytest.approx(total, rel=1e-6)  # predictions are float32
-    assert term.count.item() == count == model.task.counts(features)[term.name]
+    assert term.count.item() == count == model.task.output.counts(features)[term.name]
     assert samples.rows([0, 3]) == [i for i, row in enumerate(rows) if row["group"] in "ad"]
 
 
@@ -254,14 +255,14 @@ def test_files_that_share_groups_are_drawn_together(checkpoint: Path) -> None:
 
 def test_graded_rows_are_ranked_by_the_number() -> None:
     rows = [{"label": label, "group": "q"} for label in (0.0, 2.0, 1.0)] + [{"label": 3.0, "group": None}]
-    predictions = [SequencePrediction(score=score) for score in (0.3, 0.9, 0.1, 5.0)]
+    predictions = [NumberPrediction(score=score) for score in (0.3, 0.9, 0.1, 5.0)]
     for name in ("none", "lambda"):
-        metrics = ranking_task(name).metrics(predictions, rows)
+        metrics = ranking_task(name).output.metrics(predictions, rows)
         assert metrics["ndcg@10"] == pytest.approx((2 + 1 / 2) / (2 + 1 / math.log2(3)))
         assert (metrics["map"], metrics["mrr"]) == (pytest.approx((1 + 2 / 3) / 2), 1.0)
-    assert ranking_task("lambda").primary_metric == "ndcg@10"
-    assert math.isnan(ranking_task("lambda").metrics(predictions[-1:] * 2, rows[-1:] * 2)["ndcg@10"])
-    assert "ndcg@10" not in ranking_task("none").metrics(predictions[-1:] * 2, rows[-1:] * 2)
+    assert ranking_task("lambda").output.primary_metric == "ndcg@10"
+    assert math.isnan(ranking_task("lambda").output.metrics(predictions[-1:] * 2, rows[-1:] * 2)["ndcg@10"])
+    assert "ndcg@10" not in ranking_task("none").output.metrics(predictions[-1:] * 2, rows[-1:] * 2)
 
 
 QUERY = "the ferry leaves"
@@ -336,7 +337,9 @@ def test_labels_replace_a_ranking_loss(tmp_path: Path, checkpoint: Path) -> None
     load_model(checkpoint, ranking_task("lambda")).save_pretrained(tmp_path)
     model = TaskModel.from_pretrained(tmp_path, task="pair-classification", labels=["no", "yes"])
     assert isinstance(model.task, PairClassification)
-    assert model.task.ranking_loss == "none"
+    assert isinstance(model.task.output, Classes)
+    assert model.task.sample == "row"
+    assert model.task.settings()["ranking_loss"] == "none"
 
 
 HEAD = "text,text_pair,label,group"
@@ -361,7 +364,7 @@ GOOD = f"{HEAD}\na,b,1,q\na,c,0,q\n"
     ("data", "changes", "code", "message"),
     [
         (GOOD, {"settings.ranking_loss": "lambdarank"}, 2, "lambdarank"),
-        (GOOD, {"settings.problem_type": "single_label_classification"}, 2, "needs problem_type = 'regression'"),
+        (GOOD, {"settings.problem_type": "single_label_classification"}, 2, "only to problem_type = 'regression'"),
         ("text,text_pair,label\na,b,1\na,c,0\n", {}, 3, "needs the column 'group'"),
         (f"{HEAD}\na,b,1,q\na,c,0,\n", {}, 3, "line 3 has no group"),
         (f"{HEAD}\na,b,1,q\na,c,-0.5,q\n", {}, 3, "line 3 has the grade -0.5, expected a number from 0"),

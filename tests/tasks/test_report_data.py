@@ -2,18 +2,18 @@
 
 import pytest
 
-from bert_tasks.tasks import MaskedLanguageModeling, SequenceClassification
-from bert_tasks.tasks.masked_language_modeling.predictions import Candidate, MaskPrediction
-from bert_tasks.tasks.sequence_classification.task import SequencePrediction
-from bert_tasks.tasks.shared.report import Report
-from bert_tasks.tasks.token_classification.report import MOST_WORDS
-from bert_tasks.tasks.token_classification.task import TokenClassification, TokenPrediction
+from bert_tasks.outputs.number import NumberPrediction
+from bert_tasks.outputs.tag_prediction import TokenPrediction
+from bert_tasks.outputs.tag_report import MOST_WORDS
+from bert_tasks.outputs.vocabulary import Candidate, MaskPrediction
+from bert_tasks.tasks import MaskedLanguageModeling, SequenceClassification, TokenClassification
 
 
 def test_a_number_is_correct_if_it_is_the_label() -> None:
     rows = [{"text": "a", "label": 2.0}, {"text": "b", "label": 2.0}]
-    predictions = [SequencePrediction(label=None, score=number, scores={}) for number in (2.0, 3.5)]
-    sections = Report.of(SequenceClassification(problem_type="regression")).sections(predictions, rows)
+    predictions = [NumberPrediction(score=number) for number in (2.0, 3.5)]
+    task = SequenceClassification.of(problem_type="regression")
+    sections = task.output.report(predictions, rows, task.texts)
     assert sections is not None
     assert [(result.is_correct, result.score) for result in sections.results] == [(True, 0.0), (False, 1.5)]
 
@@ -23,8 +23,9 @@ def test_two_models_agree_on_a_mask_if_their_best_tokens_are_the_same() -> None:
         candidates = (Candidate(token=token, token_str="", score=0.5, sequence="") for token in tokens)
         return MaskPrediction(masks=(tuple(candidates),))
 
-    report = Report.of(MaskedLanguageModeling())
-    assert report.same([prediction(1, 2), prediction(1, 3)], [prediction(1, 3), prediction(2, 3)]) == [True, False]
+    output = MaskedLanguageModeling.of().output
+    others = [prediction(1, 3), prediction(2, 3)]
+    assert output.agreements([prediction(1, 2), prediction(1, 3)], others) == [True, False]
 
 
 @pytest.mark.parametrize("edge", ["start", "end"])
@@ -41,8 +42,8 @@ def test_an_excerpt_of_a_sentence_marks_the_entities_that_reach_into_it(edge: st
     labels = [*tags]
     labels[mistake] = "B-x"
     prediction = TokenPrediction(words=tuple(words), tags=tuple(tags), scores=(1.0,) * len(words), entities=())
-    task = TokenClassification(labels=("O", "B-x", "I-x"))
-    sections = Report.of(task).sections([prediction], [{"words": words, "tags": labels}])
+    task = TokenClassification.of(labels=("O", "B-x", "I-x"))
+    sections = task.output.report([prediction], [{"words": words, "tags": labels}], task.texts)
     assert sections is not None
     assert sections.examples is not None
     (example,) = sections.examples.items

@@ -15,9 +15,8 @@ from bert_tasks import TaskModel, evaluate, fit
 from bert_tasks.errors import UsageError
 from bert_tasks.tasks import MaskedLanguageModeling
 from bert_tasks.tasks.base import FeatureKeys
-from bert_tasks.tasks.masked_language_modeling import windows
-from bert_tasks.tasks.shared.features import collate
-from bert_tasks.tasks.shared.fitting import Fitting
+from bert_tasks.tasks.features import collate
+from bert_tasks.tasks.windows import corpus
 from support.hf_models import PREFIX, hf_config, widen
 from support.small_checkpoints import tokenizer_of
 from support.small_tokenizers import LINES
@@ -47,7 +46,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory, by_kind: dict[str, PreTrai
 
 
 def task_of(objective: str, **settings: object) -> MaskedLanguageModeling:
-    return MaskedLanguageModeling(max_length=48, sentence_objective=objective, **settings)  # type: ignore[arg-type]
+    return MaskedLanguageModeling.of(max_length=48, sentence_objective=objective, **settings)
 
 
 def prepared(model: TaskModel, *, epoch: int = 0, rows: Sequence[dict[str, object]] = ROWS) -> list[dict[str, object]]:
@@ -80,9 +79,9 @@ def test_the_loss_is_that_of_transformers(folders: dict[str, Path], family: str,
     for epoch in range(3):
         features = prepared(model, epoch=epoch)
         batch = collate(features, position_offset=model.config.position_offset)
-        terms = model.task.loss(model(batch), batch)
+        terms = model.task.output.loss(model(batch), batch)
         assert [term.name for term in terms] == ["masked_lm", TERMS[objective]]
-        assert {term.name: term.count.item() for term in terms} == model.task.counts(features)
+        assert {term.name: term.count.item() for term in terms} == model.task.output.counts(features)
         assert terms[1].count == len(features)
         ours = sum(term.total / term.count for term in terms)
         expected = hf_loss(theirs, features, family)
@@ -110,7 +109,7 @@ def test_a_model_with_pairs_trains_is_evaluated_saved_and_predicts(folders: dict
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
     again = TaskModel.from_pretrained(saved)
-    assert again.task.sentence_objective == "sop"
+    assert again.task.output.sentence_objective == "sop"
     assert evaluate(saved, ROWS) == evaluate(saved, ROWS)
     (prediction,) = again.predict("The ferry [MASK] the harbour.\nShe read it.")
     assert len(prediction.masks) == 1
@@ -175,12 +174,12 @@ class TestSplitting:
         assert versions["sentencex"] == version("sentencex")
 
     def test_a_missing_library_is_named_with_its_extra(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(windows, "find_spec", lambda name: None)
+        monkeypatch.setattr(corpus, "find_spec", lambda name: None)
         with pytest.raises(UsageError, match=r"sentencex not installed, .* Run `pip install '\.\[sentences\]'`"):
-            Fitting.of(task_of("sop", sentence_language="en")).check_split([], "train")
-        Fitting.of(task_of("sop")).check_split([], "train")
+            task_of("sop", sentence_language="en").check_split([], "train")
+        task_of("sop").check_split([], "train")
 
 
 def test_pairs_need_room() -> None:
     with pytest.raises(ValueError, match="at least 8"):
-        MaskedLanguageModeling(max_length=5, sentence_objective="sop")
+        MaskedLanguageModeling.of(max_length=5, sentence_objective="sop")

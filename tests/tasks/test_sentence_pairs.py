@@ -7,20 +7,12 @@ import numpy as np
 import pytest
 
 from bert_tasks.errors import DataError
+from bert_tasks.outputs.features import NO_WORD
+from bert_tasks.outputs.vocabulary import NO_PAIR, PAIR
 from bert_tasks.tasks.base import FeatureKeys
-from bert_tasks.tasks.masked_language_modeling.masking import NO_WORD
-from bert_tasks.tasks.masked_language_modeling.task import MaskedLanguageModeling
-from bert_tasks.tasks.masked_language_modeling.windows import (
-    IN_ORDER,
-    NO_PAIR,
-    NOT_IN_ORDER,
-    PAIR,
-    DocumentTokens,
-    pair_feature,
-    sentence_windows,
-)
-from bert_tasks.tasks.shared.fitting import Fitting
-from bert_tasks.tasks.shared.special_tokens import Frame
+from bert_tasks.tasks.masked_language_modeling import MaskedLanguageModeling
+from bert_tasks.tasks.windows.corpus import IN_ORDER, NOT_IN_ORDER, DocumentTokens, pair_feature, sentence_windows
+from bert_tasks.tasks.windows.frame import Frame
 from support.small_tokenizers import LINES
 
 MAX_LENGTH = 43
@@ -282,6 +274,6 @@ def test_pairs_follow_the_feature_and_the_epoch(corpus, template):
 def test_a_split_of_one_document_is_refused_before_training():
     row = {"text": "One sentence.\nAnother one."}
     with pytest.raises(DataError, match=r"^validation: next sentence prediction needs at least two documents"):
-        Fitting.of(MaskedLanguageModeling(sentence_objective="nsp")).check_split([row], "validation")
-    Fitting.of(MaskedLanguageModeling(sentence_objective="nsp")).check_split([row, row], "validation")
-    Fitting.of(MaskedLanguageModeling(sentence_objective="sop")).check_split([row], "validation")
+        MaskedLanguageModeling.of(sentence_objective="nsp").check_split([row], "validation")
+    MaskedLanguageModeling.of(sentence_objective="nsp").check_split([row, row], "validation")
+    MaskedLanguageModeling.of(sentence_objective="sop").check_split([row], "validation")

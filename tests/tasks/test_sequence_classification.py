@@ -18,16 +18,19 @@ from transformers.loss.loss_utils import ForSequenceClassificationLoss
 
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import DataError, UsageError
-from bert_tasks.tasks.base import Feature
-from bert_tasks.tasks.sequence_classification.task import SequenceClassification, SequencePrediction, sample_logits
-from bert_tasks.tasks.shared.features import collate
-from bert_tasks.tasks.shared.fitting import Fitting
-from bert_tasks.tasks.shared.report import Report
+from bert_tasks.outputs.classes import Classes, ClassPrediction
+from bert_tasks.outputs.features import Feature
+from bert_tasks.outputs.label_set import LabelSet, LabelSetPrediction
+from bert_tasks.outputs.logits import sample_logits
+from bert_tasks.outputs.number import Number, NumberPrediction
+from bert_tasks.tasks.features import collate
+from bert_tasks.tasks.sequence_classification import SequenceClassification
 
 LABELS = ("negative", "neutral", "positive")
-SINGLE = SequenceClassification(labels=LABELS)
-SEVERAL = SequenceClassification(labels=LABELS, problem_type="multi_label_classification")
-NUMBER = SequenceClassification(problem_type="regression")
+NO_TOKENIZER: Any = None  # these outputs do not read it
+SINGLE = SequenceClassification.of(labels=LABELS)
+SEVERAL = SequenceClassification.of(labels=LABELS, problem_type="multi_label_classification")
+NUMBER = SequenceClassification.of(problem_type="regression")
 
 
 def batch_of(targets: Sequence[Sequence[float] | None], windows: Sequence[int] | None = None) -> PackedBatch:
@@ -51,7 +54,7 @@ def logits_of(samples: int, outputs: int, seed: int = 0) -> Tensor:
 
 
 def mean_loss(task: SequenceClassification, logits: Tensor, targets: Sequence[Sequence[float] | None]) -> float:
-    (loss,) = task.loss(logits, batch_of(targets))
+    (loss,) = task.output.loss(logits, batch_of(targets))
     return float(loss.total / loss.count)
 
 
@@ -68,7 +71,7 @@ class TestLoss:
         self, task: SequenceClassification, targets: Sequence[Sequence[float]], outputs: int
     ) -> None:
         logits = logits_of(len(targets), outputs)
-        config = BertConfig(num_labels=outputs, problem_type=task.problem_type)
+        config = BertConfig(num_labels=outputs, problem_type=task.output.problem_type)
         labels = torch.tensor(targets, dtype=torch.float64)
         if task is SINGLE:
             labels = labels.squeeze(-1).long()
@@ -80,17 +83,19 @@ class TestLoss:
     def test_weights_and_smoothing_are_those_of_torch(
         self, weights: tuple[float, ...] | None, smoothing: float
     ) -> None:
-        task = SequenceClassification(labels=LABELS, class_weights=weights, label_smoothing=smoothing)
+        task = SequenceClassification.of(labels=LABELS, class_weights=weights, label_smoothing=smoothing)
         logits = logits_of(5, 3)
         weight = None if weights is None else torch.tensor(weights, dtype=torch.float64)
         theirs = nn.CrossEntropyLoss(weight, label_smoothing=smoothing)(logits, torch.tensor([2, 0, 1, 2, 2]))
         assert mean_loss(task, logits, self.CLASSES) == pytest.approx(float(theirs), rel=1e-12)
         expected = 5 if weights is None else 3 * 1.25 + 0.5 + 2.0
-        assert float(task.loss(logits, batch_of(self.CLASSES))[0].count) == pytest.approx(expected)
+        assert float(task.output.loss(logits, batch_of(self.CLASSES))[0].count) == pytest.approx(expected)
 
     def test_weights_of_several_labels_weigh_positive_examples(self) -> None:
         weights = (0.5, 2.0, 4.0)
-        task = SequenceClassification(labels=LABELS, problem_type="multi_label_classification", class_weights=weights)
+        task = SequenceClassification.of(
+            labels=LABELS, problem_type="multi_label_classification", class_weights=weights
+        )
         logits = logits_of(4, 3)
         theirs = nn.BCEWithLogitsLoss(pos_weight=torch.tensor(weights, dtype=torch.float64))
         expected = theirs(logits, torch.tensor(self.SETS, dtype=torch.float64))
@@ -100,15 +105,29 @@ class TestLoss:
     def test_an_own_loss_gets_the_labels_as_torch_wants_them(self, task: SequenceClassification) -> None:
         seen = []
 
-        class Own(SequenceClassification):
-            def summed_loss(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
-                seen.append((logits.shape, labels.shape, labels.dtype, weights))
-                return logits.sum()
+        def record(logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
+            seen.append((logits.shape, labels.shape, labels.dtype, weights))
+            return logits.sum()
 
-        custom = Own(labels=task.labels, problem_type=task.problem_type)
+        class OwnClasses(Classes):
+            def summed_loss(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
+                return record(logits, labels, weights)
+
+        class OwnSet(LabelSet):
+            def summed_loss(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
+                return record(logits, labels, weights)
+
+        class OwnNumber(Number):
+            def summed_loss(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
+                return record(logits, labels, weights)
+
+        class Own(SequenceClassification):
+            outputs = (OwnClasses, OwnSet, OwnNumber)
+
+        custom = Own.of(labels=task.output.labels, problem_type=task.output.problem_type)
         targets = self.SETS[:3] if task is SEVERAL else [[1.0], None, [2.0]]
         logits = logits_of(3, 1 if task is NUMBER else 3)
-        (term,) = custom.loss(logits, batch_of(targets))
+        (term,) = custom.output.loss(logits, batch_of(targets))
         size = {SINGLE: ((2, 3), (2,), torch.int64), SEVERAL: ((3, 3), (3, 3), torch.float64)}
         assert seen == [(*size.get(task, ((2,), (2,), torch.float64)), None)]
         kept = logits if task is SEVERAL else logits[[0, 2]]
@@ -120,12 +139,12 @@ class TestLoss:
         target = [1.0] if task is not SEVERAL else [1.0, 0.0, 1.0]
         logits = logits_of(3, 1 if task is NUMBER else 3).requires_grad_()
         (mixed,), (alone,) = (
-            task.loss(logits, batch_of([None, target, None])),
-            task.loss(logits[1:2], batch_of([target])),
+            task.output.loss(logits, batch_of([None, target, None])),
+            task.output.loss(logits[1:2], batch_of([target])),
         )
         assert mixed.total.item() == pytest.approx(alone.total.item())
         assert mixed.count == alone.count
-        (nothing,) = task.loss(logits, batch_of([None, None, None]))
+        (nothing,) = task.output.loss(logits, batch_of([None, None, None]))
         assert (nothing.total.item(), nothing.count.item()) == (0.0, 0.0)
         nothing.total.backward()
         assert logits.grad is not None
@@ -136,23 +155,23 @@ class TestLoss:
         windows = [3, 1, 2]
         means = torch.stack([chunk.mean(0) for chunk in logits.split(windows)])
         assert torch.allclose(sample_logits(logits, windows), means)
-        (loss,) = SINGLE.loss(logits, batch_of([[2.0], None, [0.0]], windows))
+        (loss,) = SINGLE.output.loss(logits, batch_of([[2.0], None, [0.0]], windows))
         labelled = means[[0, 2]]
         assert float(loss.count) == 2
         expected = nn.functional.cross_entropy(labelled, torch.tensor([2, 0]), reduction="sum")
         assert float(loss.total) == pytest.approx(float(expected), rel=1e-12)
 
     def test_balanced_weights_need_the_training_rows(self) -> None:
-        task = SequenceClassification(labels=LABELS, class_weights="balanced")
-        with pytest.raises(UsageError, match=r"Call Fitting\.of\(task\)\.fit_to_train"):
-            task.loss(logits_of(1, 3), batch_of([[1.0]]))
+        task = SequenceClassification.of(labels=LABELS, class_weights="balanced")
+        with pytest.raises(UsageError, match=r"Call task\.fit_rows\(rows\)"):
+            task.output.loss(logits_of(1, 3), batch_of([[1.0]]))
 
 
 class TestDecode:
     def test_probabilities_of_one_label(self) -> None:
         logits = logits_of(2, 3).float()
         features = [Feature(row=row, input_ids=[], token_type_ids=[]) for row in range(2)]
-        predictions = SINGLE.decode(list(logits), features, [{}, {}])
+        predictions = SINGLE.output.decode(list(logits), features, [{}, {}], NO_TOKENIZER)
         for prediction, row in zip(predictions, torch.softmax(logits, -1).tolist(), strict=True):
             assert list(prediction.scores.items()) == list(zip(LABELS, row, strict=True))
             assert prediction.score == max(row)
@@ -166,7 +185,7 @@ class TestDecode:
     def test_windows_are_averaged(self) -> None:
         logits = logits_of(4, 3).float()
         features = [Feature(row=row, input_ids=[], token_type_ids=[]) for row in (0, 0, 0, 1)]
-        first, second = SINGLE.decode(list(logits), features, [{}, {}])
+        first, second = SINGLE.output.decode(list(logits), features, [{}, {}], NO_TOKENIZER)
         assert list(first.scores.values()) == pytest.approx(torch.softmax(logits[:3].mean(0), -1).tolist(), rel=1e-6)
         assert list(second.scores.values()) == pytest.approx(torch.softmax(logits[3], -1).tolist(), rel=1e-6)
 
@@ -175,48 +194,50 @@ class TestDecode:
         features = [Feature(row=row, input_ids=[], token_type_ids=[]) for row in range(2)]
 
         def labels_at(thresholds: tuple[float, ...]) -> list[tuple[str, ...] | None]:
-            task = SequenceClassification(
+            task = SequenceClassification.of(
                 labels=LABELS, problem_type="multi_label_classification", thresholds=thresholds
             )
-            return [prediction.labels for prediction in task.decode(list(logits), features, [{}, {}])]
+            return [
+                prediction.labels for prediction in task.output.decode(list(logits), features, [{}, {}], NO_TOKENIZER)
+            ]
 
         assert labels_at(()) == [("neutral",), ()]
         assert labels_at((0.15, 0.7, 0.4)) == [("negative", "positive"), ()]
         assert labels_at((0.05, 0.9, 0.25)) == [("negative", "positive"), ("negative", "positive")]
-        (first, _) = SEVERAL.decode(list(logits), features, [{}, {}])
+        (first, _) = SEVERAL.output.decode(list(logits), features, [{}, {}], NO_TOKENIZER)
         assert first.label == "neutral"
         assert first.score == pytest.approx(0.6)
         assert first.to_json()["labels"] == ["neutral"]
 
     def test_numbers(self) -> None:
-        (prediction,) = NUMBER.decode(
-            [torch.tensor([1.5])], [Feature(row=0, input_ids=[], token_type_ids=[])], [{"text": ""}]
+        (prediction,) = NUMBER.output.decode(
+            [torch.tensor([1.5])], [Feature(row=0, input_ids=[], token_type_ids=[])], [{"text": ""}], NO_TOKENIZER
         )
-        assert prediction == SequencePrediction(label=None, score=1.5, scores={})
+        assert prediction == NumberPrediction(score=1.5)
         assert prediction.to_json() == {"score": 1.5}
 
 
-def answered(label: str) -> SequencePrediction:
-    return SequencePrediction(label=label, score=1.0, scores={name: float(name == label) for name in LABELS})
+def answered(label: str) -> ClassPrediction:
+    return ClassPrediction(label=label, score=1.0, scores={name: float(name == label) for name in LABELS})
 
 
-def several(*scores: float) -> SequencePrediction:
+def several(*scores: float) -> LabelSetPrediction:
     named = dict(zip(LABELS, scores, strict=True))
     labels = tuple(name for name, score in named.items() if score >= 0.5)
-    return SequencePrediction(label=max(named, key=named.__getitem__), score=max(scores), scores=named, labels=labels)
+    return LabelSetPrediction(label=max(named, key=named.__getitem__), score=max(scores), scores=named, labels=labels)
 
 
 class TestFitting:
     @pytest.mark.parametrize("counts", [(5, 2, 1), (1, 1, 1), (40, 3, 9)])
     def test_balanced_weights_are_those_of_sklearn(self, counts: tuple[int, ...]) -> None:
         values = [label for label, count in zip(LABELS, counts, strict=True) for _ in range(count)]
-        task = SequenceClassification(labels=LABELS[::-1], class_weights="balanced")
-        fitted = Fitting.of(task).fit_to_train([{"text": "", "label": value} for value in values] + [{"text": ""}])
+        task = SequenceClassification.of(labels=LABELS[::-1], class_weights="balanced")
+        fitted = task.fit_rows([{"text": "", "label": value} for value in values] + [{"text": ""}])
         expected = compute_class_weight("balanced", classes=np.array(LABELS[::-1]), y=np.array(values))
-        assert fitted.balanced_weights == pytest.approx(tuple(expected))
-        assert fitted.class_weights == "balanced"
+        assert fitted.output.balanced_weights == pytest.approx(tuple(expected))
+        assert fitted.output.class_weights == "balanced"
         others = [{"label": label} for label in (*LABELS, LABELS[0])]
-        assert Fitting.of(fitted).fit_to_train(others) == Fitting.of(task).fit_to_train(others) != fitted
+        assert fitted.fit_rows(others) == task.fit_rows(others) != fitted
 
     def test_balanced_weights_of_several_labels(self) -> None:
         rows: list[dict[str, Any]] = [
@@ -225,10 +246,10 @@ class TestFitting:
             {"labels": []},
             {"labels": ["positive"]},
         ]
-        task = SequenceClassification(
+        task = SequenceClassification.of(
             labels=LABELS, problem_type="multi_label_classification", class_weights="balanced"
         )
-        assert Fitting.of(task).fit_to_train(rows).balanced_weights == (1.0, 3.0, 3.0)
+        assert task.fit_rows(rows).output.balanced_weights == (1.0, 3.0, 3.0)
 
     @pytest.mark.parametrize(
         ("problem_type", "values", "message"),
@@ -240,13 +261,13 @@ class TestFitting:
             ),
             (None, [], "no training row has the label 'negative', so its weight would be infinite"),
             (
-                SEVERAL.problem_type,
+                SEVERAL.output.problem_type,
                 [["negative"], ["negative", "neutral"], None],
                 "every training row has the label 'negative', so its weight would be 0. Add rows without it, remove "
                 "the label, or set class_weights to one number per label",
             ),
             (
-                SEVERAL.problem_type,
+                SEVERAL.output.problem_type,
                 [["neutral"], ["neutral", "positive"], []],
                 "no training row has the label 'negative', so its weight would be infinite. Add rows with it, remove ",
             ),
@@ -257,28 +278,28 @@ class TestFitting:
     ) -> None:
         """Of one label in each row the weight cannot be 0."""
         column, settings = ("label", {}) if problem_type is None else ("labels", {"problem_type": problem_type})
-        task = SequenceClassification(labels=LABELS, class_weights="balanced", **settings)
+        task = SequenceClassification.of(labels=LABELS, class_weights="balanced", **settings)
         with pytest.raises(DataError, match=re.escape(message)):
-            Fitting.of(task).fit_to_train([{column: value} for value in values])
-        assert Fitting.of(SINGLE).fit_to_train([{"label": "negative"}]) is SINGLE
+            task.fit_rows([{column: value} for value in values])
+        assert SINGLE.output.fit_rows([{"label": "negative"}]) is SINGLE.output
 
     def test_thresholds_raise_f1_on_the_rows_they_are_chosen_on(self) -> None:
         predictions = [several(0.4, 0.9, 0.1), several(0.35, 0.8, 0.2), several(0.2, 0.7, 0.1), several(0.1, 0.2, 0.3)]
         rows: list[dict[str, Any]] = [{"labels": ["negative"]}, {"labels": ["negative", "neutral"]}]
         rows += [{"labels": []}, {"labels": ["positive"]}]
-        fitted = Fitting.of(SEVERAL).tune_on_validation(predictions, rows)
+        fitted = SEVERAL.output.tune(predictions, rows)
         low, middle, high = fitted.thresholds
         assert 0.2 < low <= 0.35
         assert 0.1 < high <= 0.3
         assert 0 < middle < 0.9
-        assert Fitting.of(SEVERAL).tune_on_validation(predictions, [{}, {}, {}, {}]) == SEVERAL
-        assert Fitting.of(SINGLE).tune_on_validation([answered("neutral")], [{"label": "neutral"}]) == SINGLE
+        assert SEVERAL.output.tune(predictions, [{}, {}, {}, {}]) == SEVERAL.output
+        assert SINGLE.output.tune([answered("neutral")], [{"label": "neutral"}]) == SINGLE.output
 
     def test_metrics_map_labels_by_name_and_skip_unlabelled_rows(self) -> None:
         predictions = [answered("positive"), answered("neutral"), answered("negative"), answered("positive")]
         rows: list[dict[str, Any]] = [{"label": "positive"}, {"label": "negative"}, {}, {"label": None}]
-        for task in (SINGLE, SequenceClassification(labels=LABELS[::-1])):
-            metrics = task.metrics(predictions, rows)
+        for task in (SINGLE, SequenceClassification.of(labels=LABELS[::-1])):
+            metrics = task.output.metrics(predictions, rows)
             assert metrics["accuracy"] == 0.5
             assert metrics["f1_positive"] == 1.0
             assert metrics["f1_negative"] == 0.0
@@ -289,11 +310,19 @@ REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
     ({"labels": "ab"}, "labels is the text 'ab', expected a tuple of names"),
     ({"labels": ("a",)}, "labels holds 1 name, a classifier needs at least 2"),
     ({"labels": ("a", "b"), "problem_type": "regression"}, "do not apply to problem_type = 'regression'"),
-    ({"class_weights": "balanced", "problem_type": "regression"}, "do not apply to problem_type = 'regression'"),
+    (
+        {"class_weights": "balanced", "problem_type": "regression"},
+        "class_weights does not apply to problem_type = 'regression', only to problem_type = "
+        "'single_label_classification' and problem_type = 'multi_label_classification'",
+    ),
     ({"max_length": 2}, "max_length is 2, expected at least 3"),
     ({"label_smoothing": 1.0}, "a share from 0 to below 1"),
     ({"label_smoothing": -0.1}, "a share from 0 to below 1"),
-    ({"label_smoothing": 0.1, "problem_type": "regression"}, "for single-label classification only"),
+    (
+        {"label_smoothing": 0.1, "problem_type": "regression"},
+        "label_smoothing does not apply to problem_type = 'regression', only to problem_type = "
+        "'single_label_classification'",
+    ),
     ({"long_texts": "windows", "max_length": 16, "doc_stride": 14}, "can overlap by 0 to 13"),
     ({"long_texts": "windows", "doc_stride": -1}, "doc_stride is -1"),
     ({"labels": ("a", "b"), "class_weights": (1.0,)}, "class_weights holds 1 weight for 2 labels"),
@@ -307,7 +336,11 @@ REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
         "balanced_weights holds 1 weight for 2 labels",
     ),
     ({"class_weights": "balance"}, "class_weights is 'balance', expected 'balanced' or one weight per label"),
-    ({"labels": ("a", "b"), "thresholds": (0.5, 0.5)}, "for multi-label classification only"),
+    (
+        {"labels": ("a", "b"), "thresholds": (0.5, 0.5)},
+        "thresholds does not apply to problem_type = 'single_label_classification', only to problem_type = "
+        "'multi_label_classification'",
+    ),
     (
         {"labels": ("a", "b"), "thresholds": (0.5,), "problem_type": "multi_label_classification"},
         "thresholds: one per label",
@@ -322,22 +355,25 @@ class TestSettings:
     @pytest.mark.parametrize(("settings", "message"), REFUSED, ids=[message for _, message in REFUSED])
     def test_refused(self, settings: dict[str, Any], message: str) -> None:
         with pytest.raises(ValueError, match=message):
-            SequenceClassification(**settings)
+            SequenceClassification.of(**settings)
 
 
 def test_predictions_that_stay_the_same() -> None:
-    def number(score: float) -> SequencePrediction:
-        return SequencePrediction(label=None, score=score, scores={})
+    def number(score: float) -> NumberPrediction:
+        return NumberPrediction(score=score)
 
-    def label(name: str, *labels: str) -> SequencePrediction:
-        return SequencePrediction(label=name, score=1.0, scores={}, labels=labels or None)
+    def label(name: str) -> ClassPrediction:
+        return ClassPrediction(label=name, score=1.0, scores={})
 
-    numbers = SequenceClassification(problem_type="regression")
+    def label_set(name: str, *labels: str) -> LabelSetPrediction:
+        return LabelSetPrediction(label=name, score=1.0, scores={}, labels=labels)
+
+    numbers = SequenceClassification.of(problem_type="regression")
     exact = [number(score) for score in (0.0, 1.0, 2.0)]
-    assert Report.of(numbers).same(exact, [number(score) for score in (0.05, 1.2, 2.0)]) == [True, False, True]
+    assert numbers.output.agreements(exact, [number(score) for score in (0.05, 1.2, 2.0)]) == [True, False, True]
     with pytest.raises(DataError, match="the same number for all 2 rows, 1"):
-        Report.of(numbers).same(exact[1:2] * 2, exact[:2])
-    single = SequenceClassification(labels=("a", "b"))
-    assert Report.of(single).same([label("a"), label("a")], [label("a"), label("b")]) == [True, False]
-    several = SequenceClassification(labels=("a", "b"), problem_type="multi_label_classification")
-    assert Report.of(several).same([label("a", "a", "b")], [label("a", "a")]) == [False]
+        numbers.output.agreements(exact[1:2] * 2, exact[:2])
+    single = SequenceClassification.of(labels=("a", "b"))
+    assert single.output.agreements([label("a"), label("a")], [label("a"), label("b")]) == [True, False]
+    several = SequenceClassification.of(labels=("a", "b"), problem_type="multi_label_classification")
+    assert several.output.agreements([label_set("a", "a", "b")], [label_set("a", "a")]) == [False]

@@ -11,13 +11,12 @@ from bert_tasks.data.table import RowTable, Samples, cached_features
 from bert_tasks.errors import DataError
 from bert_tasks.tasks import PairClassification, SequenceClassification, SpanExtraction, TokenClassification
 from bert_tasks.tasks.base import Task
-from bert_tasks.tasks.shared.fitting import Fitting
 from support.small_tokenizers import LINES
 
 LABELS = ("negative", "neutral", "positive")
-SINGLE = SequenceClassification(labels=LABELS)
-SEVERAL = SequenceClassification(labels=LABELS, problem_type="multi_label_classification")
-NUMBER = SequenceClassification(problem_type="regression")
+SINGLE = SequenceClassification.of(labels=LABELS)
+SEVERAL = SequenceClassification.of(labels=LABELS, problem_type="multi_label_classification")
+NUMBER = SequenceClassification.of(problem_type="regression")
 LONG = " ".join(LINES[:4])
 KINDS = ("wordpiece_tokenizer", "bpe_tokenizer", "unigram_tokenizer")
 
@@ -38,7 +37,7 @@ def content(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[int]
 class TestFeatures:
     def test_short_texts_are_what_the_tokenizer_makes(self, tokenizer: PreTrainedTokenizerBase) -> None:
         rows = [{"text": line} for line in (*LINES[:5], "", " ")]
-        features = SequenceClassification(labels=LABELS, max_length=400).features(rows, tokenizer)
+        features = SequenceClassification.of(labels=LABELS, max_length=400).features(rows, tokenizer)
         expected = tokenizer([row["text"] for row in rows], return_token_type_ids=True)
         assert [feature["input_ids"] for feature in features] == expected["input_ids"]
         assert [feature["token_type_ids"] for feature in features] == expected["token_type_ids"]
@@ -47,7 +46,7 @@ class TestFeatures:
     @pytest.mark.parametrize("max_length", [3, 12, 40])
     def test_lost_tokens_are_exact(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
         texts = [LONG, "", LINES[0], "a", LONG[:60]]
-        task = SequenceClassification(labels=LABELS, max_length=max_length)
+        task = SequenceClassification.of(labels=LABELS, max_length=max_length)
         features = task.features([{"text": text} for text in texts], tokenizer)
         full = [tokenizer(text)["input_ids"] for text in texts]
         for feature, ids in zip(features, full, strict=True):
@@ -59,7 +58,7 @@ class TestFeatures:
     def test_windows_hold_every_token_and_overlap_by_doc_stride(
         self, tokenizer: PreTrainedTokenizerBase, doc_stride: int
     ) -> None:
-        task = SequenceClassification(labels=LABELS, max_length=16, long_texts="windows", doc_stride=doc_stride)
+        task = SequenceClassification.of(labels=LABELS, max_length=16, long_texts="windows", doc_stride=doc_stride)
         texts = [LONG, "short", LINES[3]]
         features = task.features([{"text": text} for text in texts], tokenizer)
         for row, text in enumerate(texts):
@@ -73,7 +72,7 @@ class TestFeatures:
         assert {feature["lost_tokens"] for feature in features} == {0}
 
     def test_only_the_first_window_bears_the_label(self, wordpiece_tokenizer: PreTrainedTokenizerBase) -> None:
-        task = SequenceClassification(labels=LABELS, max_length=16, long_texts="windows", doc_stride=4)
+        task = SequenceClassification.of(labels=LABELS, max_length=16, long_texts="windows", doc_stride=4)
         rows = [{"text": LONG, "label": "positive"}, {"text": "a", "label": "neutral"}, {"text": LONG}]
         features = task.features(rows, wordpiece_tokenizer)
         labels = {row: [f["labels"] for f in features if f["row"] == row] for row in range(3)}
@@ -85,7 +84,7 @@ class TestFeatures:
     @pytest.mark.parametrize("text", ["[SEP] [CLS] [MASK]", "</s> <s> <mask>", "a[SEP]b</s>c"])
     def test_special_tokens_in_a_text_stay_text(self, tokenizer: PreTrainedTokenizerBase, text: str) -> None:
         for mode in ("truncate", "windows"):
-            task = SequenceClassification(labels=LABELS, max_length=64, long_texts=mode)
+            task = SequenceClassification.of(labels=LABELS, max_length=64, long_texts=mode)
             (feature,) = task.features([{"text": text}], tokenizer)
             special = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
             assert not special.intersection(content(feature["input_ids"], tokenizer))
@@ -97,7 +96,7 @@ class TestFeatures:
             return feature["labels"]
 
         assert targets(SINGLE, {"label": "positive"}) == [2.0]
-        assert targets(SequenceClassification(labels=LABELS[::-1]), {"label": "positive"}) == [0.0]
+        assert targets(SequenceClassification.of(labels=LABELS[::-1]), {"label": "positive"}) == [0.0]
         assert targets(SEVERAL, {"labels": ["positive", "negative"]}) == [1.0, 0.0, 1.0]
         assert targets(SEVERAL, {"labels": []}) == [0.0, 0.0, 0.0]
         assert targets(NUMBER, {"label": 2}) == [2.0]
@@ -114,7 +113,7 @@ class TestPairs:
     @pytest.mark.parametrize("max_length", [17, 40, 512])
     def test_are_cut_as_the_tokenizer_cuts_them(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
         rows = [{"text": text, "text_pair": pair} for text, pair in zip(self.TEXTS, self.PAIRS, strict=True)]
-        features = PairClassification(labels=LABELS, max_length=max_length).features(rows, tokenizer)
+        features = PairClassification.of(labels=LABELS, max_length=max_length).features(rows, tokenizer)
         cut = tokenizer(
             list(self.TEXTS), list(self.PAIRS), truncation=True, max_length=max_length, return_token_type_ids=True
         )
@@ -134,7 +133,7 @@ class TestPairs:
     ) -> None:
         tokenizer: PreTrainedTokenizerBase = request.getfixturevalue(tokenizer_name)
         row = {"text": "the ferry", "text_pair": "the oven"}
-        (feature,) = PairClassification(labels=LABELS).features([row], tokenizer)
+        (feature,) = PairClassification.of(labels=LABELS).features([row], tokenizer)
         ids = feature["input_ids"]
         assert ids.count(tokenizer.sep_token_id) == separators + 1
         assert set(feature["token_type_ids"]) == segments
@@ -142,12 +141,16 @@ class TestPairs:
 
 LONG_ROWS: list[tuple[Task, dict[str, Any], bool]] = [
     (
-        SequenceClassification(labels=LABELS, max_length=40, long_texts="windows", doc_stride=8),
+        SequenceClassification.of(labels=LABELS, max_length=40, long_texts="windows", doc_stride=8),
         {"text": LONG},
         True,
     ),
-    (TokenClassification(labels=("O", "B-A"), max_length=40, doc_stride=8), {"words": LONG.split()}, False),
-    (SpanExtraction(max_length=40, doc_stride=8, max_query_length=12), {"question": "when?", "context": LONG}, False),
+    (TokenClassification.of(labels=("O", "B-A"), max_length=40, doc_stride=8), {"words": LONG.split()}, False),
+    (
+        SpanExtraction.of(max_length=40, doc_stride=8, max_query_length=12),
+        {"question": "when?", "context": LONG},
+        False,
+    ),
 ]
 
 
@@ -159,4 +162,4 @@ def test_the_windows_of_a_long_text_are_one_sample(
     table = RowTable.from_rows([row, row])
     features = cached_features(table, features=task.features, tokenizer=wordpiece_tokenizer, key={})
     assert len(features) >= 4
-    assert len(Samples.of(features, Fitting.of(task).sample)) == (2 if is_one else len(features))
+    assert len(Samples.of(features, task.sample)) == (2 if is_one else len(features))

@@ -7,7 +7,7 @@ import json
 import math
 import pickle
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,22 +24,18 @@ from bert_tasks.data.profile import profile
 from bert_tasks.data.table import Truncation
 from bert_tasks.errors import DataError
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.tasks.base import Feature
-from bert_tasks.tasks.shared.detection import NO_HINTS
-from bert_tasks.tasks.shared.features import collate
-from bert_tasks.tasks.shared.fitting import Fitting
-from bert_tasks.tasks.shared.hf_config import HFConfig
-from bert_tasks.tasks.shared.rendering import Rendering
-from bert_tasks.tasks.shared.windows import Windows
-from bert_tasks.tasks.span_extraction.detection import SpanDetection
-from bert_tasks.tasks.span_extraction.search import Span
-from bert_tasks.tasks.span_extraction.task import SpanExtraction, SpanPrediction
+from bert_tasks.outputs.answer import SpanPrediction
+from bert_tasks.outputs.features import Feature
+from bert_tasks.outputs.span_search import Span
+from bert_tasks.tasks.detection.base import NO_HINTS
+from bert_tasks.tasks.features import collate
+from bert_tasks.tasks.span_extraction import SpanExtraction
 from support.hf_models import hf_class, hf_config, hf_model, widen
 from support.parity import ours_from
 from support.small_tokenizers import LINES
 
-V1 = SpanExtraction(max_length=40, doc_stride=12, max_query_length=10, n_best_size=6, max_answer_length=5)
-V2 = SpanExtraction(
+V1 = SpanExtraction.of(max_length=40, doc_stride=12, max_query_length=10, n_best_size=6, max_answer_length=5)
+V2 = SpanExtraction.of(
     max_length=40,
     doc_stride=12,
     max_query_length=10,
@@ -95,23 +91,23 @@ class TestLoss:
             for column, position in enumerate(label):
                 scores = window_logits[:, column].tolist()
                 expected += math.log(sum(map(math.exp, scores))) - scores[position]
-        (loss,) = V1.loss(logits, collate(windows_of(self.LENGTHS, self.LABELS), position_offset=0))
+        (loss,) = V1.output.loss(logits, collate(windows_of(self.LENGTHS, self.LABELS), position_offset=0))
         assert loss.total.item() == pytest.approx(expected, rel=1e-12)
         assert loss.count.item() == 2 * len(self.LENGTHS)
 
     def test_windows_without_target_do_not_count(self) -> None:
         logits = random_logits(sum(self.LENGTHS)).requires_grad_()
         labels = [label if number in (0, 3) else None for number, label in enumerate(self.LABELS)]
-        (mixed,) = V1.loss(logits, collate(windows_of(self.LENGTHS, labels), position_offset=0))
+        (mixed,) = V1.output.loss(logits, collate(windows_of(self.LENGTHS, labels), position_offset=0))
         mixed.total.backward()
         assert logits.grad is not None
         used = logits.grad.abs().sum(1) > 0
         assert used.tolist() == [True] * 7 + [False] * 15 + [True] * 3 + [False]
         assert logits.grad.isfinite().all()
         alone = torch.cat([logits[:7], logits[22:25]])
-        (expected,) = V1.loss(alone, collate(windows_of((7, 3), (labels[0], labels[3])), position_offset=0))
+        (expected,) = V1.output.loss(alone, collate(windows_of((7, 3), (labels[0], labels[3])), position_offset=0))
         assert (mixed.total.item(), mixed.count.item()) == (pytest.approx(expected.total.item()), 4.0)
-        (nothing,) = V1.loss(logits, collate(windows_of(self.LENGTHS, [None] * 5), position_offset=0))
+        (nothing,) = V1.output.loss(logits, collate(windows_of(self.LENGTHS, [None] * 5), position_offset=0))
         assert (nothing.total.item(), nothing.count.item()) == (0.0, 0.0)
 
     @pytest.mark.parametrize(
@@ -137,7 +133,7 @@ class TestLoss:
             rows = ids[step % 5].tolist()
             features = [{**feature, "input_ids": tokens} for feature, tokens in zip(features, rows, strict=True)]
             batch = collate(features, position_offset=ours.config.position_offset)
-            (loss,) = V1.loss(ours(batch), batch)
+            (loss,) = V1.output.loss(ours(batch), batch)
             return loss.total / loss.count
 
         expected, curve = loss_curve(theirs, hf_loss), loss_curve(ours, our_loss)
@@ -163,8 +159,13 @@ def logits_for(features: Sequence[Feature], seed: int) -> list[Tensor]:
     return [4 * torch.randn(len(feature["input_ids"]), 2, generator=generator) for feature in features]
 
 
-def decoded(task: SpanExtraction, rows: list[dict[str, Any]], logits: list[Tensor], features: list[Feature]) -> Any:
-    return task.decode(task.compact_logits(logits, features), features, rows)
+def decoded(
+    task: SpanExtraction, rows: list[dict[str, Any]], tokenizer: PreTrainedTokenizerBase, seed: int
+) -> list[SpanPrediction]:
+    """The predictions for rows whose logits are drawn with this seed."""
+    features = task.features(rows, tokenizer)
+    compact = task.output.compact(logits_for(features, seed), features)
+    return task.output.decode(compact, features, rows, tokenizer)
 
 
 class TestDecode:
@@ -177,11 +178,11 @@ class TestDecode:
     def test_offsets_give_the_exact_substring(
         self, by_kind: dict[str, PreTrainedTokenizerBase], context: str, seed: int, negative: bool
     ) -> None:
-        task = replace(V2 if negative else V1, n_best_size=V1.max_length)  # all starts and ends are paired
+        base = V2 if negative else V1
+        task = base.with_settings(n_best_size=V1.max_length)  # all starts and ends are paired
         rows = [row(context, id="x")]
         for tokenizer in by_kind.values():
-            features = task.features(rows, tokenizer)
-            (guess,) = decoded(task, rows, logits_for(features, seed), features)
+            (guess,) = decoded(task, rows, tokenizer, seed)
             assert context[guess.start : guess.end] == guess.answer == guess.answer.strip()
             for span in guess.n_best:
                 assert 0 <= span.start <= span.end <= len(context)
@@ -191,13 +192,12 @@ class TestDecode:
             assert guess.best.text or not any(map(str.isalnum, context))
 
     def test_the_threshold_decides_about_no_answer(self, wordpiece_tokenizer: PreTrainedTokenizerBase) -> None:
-        features = V2.features([row()], wordpiece_tokenizer)
-        (guess,) = decoded(V2, [row()], logits_for(features, 0), features)
+        (guess,) = decoded(V2, [row()], wordpiece_tokenizer, 0)
         assert guess.null_odds is not None
         assert guess.best.text
         for shift, empty in ((-0.01, True), (0.0, False), (0.01, False)):
-            task = SpanExtraction(**Fitting.of(V2).settings(), null_threshold=guess.null_odds + shift)
-            (again,) = decoded(task, [row()], logits_for(features, 0), features)
+            task = SpanExtraction.of(**V2.settings(), null_threshold=guess.null_odds + shift)
+            (again,) = decoded(task, [row()], wordpiece_tokenizer, 0)
             assert (again.answer == "") == empty
             assert (again.n_best, again.best, again.null_odds) == (guess.n_best, guess.best, guess.null_odds)
             spans = [span for span in again.n_best if (span.text, span.start) == (again.answer, again.start)]
@@ -207,7 +207,7 @@ class TestDecode:
     def test_summaries_are_small_and_sent_alone(self, wordpiece_tokenizer: PreTrainedTokenizerBase) -> None:
         features = V2.features([row(" ".join(LINES))], wordpiece_tokenizer)
         assert len(features) > 10
-        summaries = V2.compact_logits(logits_for(features, 0), features)
+        summaries = V2.output.compact(logits_for(features, 0), features)
         assert [summary.shape for summary in summaries] == [(7, 4)] * len(features)
         assert {summary.dtype for summary in summaries} == {torch.float32}
         whole = len(pickle.dumps(list(summaries)))
@@ -239,23 +239,24 @@ class TestMetrics:
             predicted("rain", null_odds=2.0, answer=""),
         ]
         rows = [row("", ("harbour", 0)), row("", ("ferry", 0)), row(), row()]
-        metrics = V2.metrics(guesses, rows)
+        metrics = V2.output.metrics(guesses, rows)
         assert metrics["f1"] == metrics["exact"] == 75.0
         assert (metrics["HasAns_f1"], metrics["NoAns_f1"], metrics["total"]) == (50.0, 100.0, 4)
         assert (metrics["best_f1"], metrics["best_f1_thresh"]) == (100.0, 1.0)
-        fitted = Fitting.of(V2).tune_on_validation(guesses, rows)
+        fitted = V2.output.tune(guesses, rows)
         assert fitted.null_threshold == 1.5  # the middle between the odds of a right answer and of a wrong one
         assert fitted.metrics(guesses, rows) == metrics
         decided = [guesses[0], predicted("ferry", null_odds=1.0), *guesses[2:]]  # as the tuned threshold does
-        assert V2.metrics(decided, rows)["f1"] == metrics["best_f1"]
-        assert Fitting.of(fitted).drop_fitted_values() == V2
-        assert Fitting.of(fitted).settings() == Fitting.of(V2).settings()
-        assert Fitting.of(V1).tune_on_validation(guesses, rows) is V1
-        assert Fitting.of(V2).tune_on_validation(guesses[:1], [{"question": "", "context": ""}]) is V2
+        assert V2.output.metrics(decided, rows)["f1"] == metrics["best_f1"]
+        fitted_task = replace(V2, output=fitted)
+        assert fitted_task.without_fitted_values() == V2
+        assert fitted_task.settings() == V2.settings()
+        assert V1.output.tune(guesses, rows) is V1.output
+        assert V2.output.tune(guesses[:1], [{"question": "", "context": ""}]) is V2.output
 
     def test_what_no_window_holds_is_told(self) -> None:
-        assert Windows.of(V2).cut_notes(Truncation(rows=200, cut_rows=0)) == ()
-        cut, lost = Windows.of(V2).cut_notes(Truncation(rows=200, cut_rows=3, lost_answers=1))
+        assert V2.cut_notes(Truncation(rows=200, cut_rows=0)) == ()
+        cut, lost = V2.cut_notes(Truncation(rows=200, cut_rows=3, lost_answers=1))
         limit = f"max_query_length = {V2.max_query_length} tokens"
         assert cut == f"3 of 200 (1.5%) questions are longer than {limit} and were cut"
         assert lost.startswith("1 of 200 (0.5%) questions has an answer that no window of max_length = ")
@@ -264,35 +265,37 @@ class TestMetrics:
         rows = [row("", ("a", 0)), row(id="q7")]
         message = r"row 1 \(id 'q7'\): the question has no answer.* Set version_2_with_negative = true"
         with pytest.raises(DataError, match=message):
-            Fitting.of(V1).fit_to_train(rows)
+            V1.fit_rows(rows)
         with pytest.raises(DataError, match=message):
-            V1.metrics([predicted("a"), predicted("a")], rows)
-        assert Fitting.of(V1).fit_to_train([*rows[:1], {"question": "", "context": "", "answers": None}]) is V1
-        assert Fitting.of(V2).fit_to_train(rows) is V2
+            V1.output.metrics([predicted("a"), predicted("a")], rows)
+        assert V1.fit_rows([*rows[:1], {"question": "", "context": "", "answers": None}]) == V1
+        assert V2.fit_rows(rows) == V2
 
 
 class TestRender:
-    def read(self, files: Mapping[str, str]) -> dict[str, Any]:
-        return {name: json.loads(text) for name, text in files.items()}
+    def files(self, task: SpanExtraction, guesses: Sequence[SpanPrediction]) -> dict[str, Any]:
+        texts = task.output.files[".json"].render(task.output, ".json", guesses, [{} for _ in guesses])
+        return {name: json.loads(text) for name, text in texts.items()}
 
     def test_official_files(self) -> None:
         guesses = [predicted("harbour", null_odds=-2.5, name="a"), predicted("é", null_odds=4.0, answer="")]
-        files = self.read(Rendering.of(V2).render(".json", guesses, [{}, {}]))
+        files = self.files(V2, guesses)
         entry = {"text": "harbour", "probability": 0.75, "start_logit": 1.5, "end_logit": 1.0}
         assert files[""] == {"a": "harbour", "1": ""}
         assert files["nbest.json"]["a"] == [entry]
         assert files["nbest.json"]["1"][0]["text"] == "é"
         assert files["null_odds.json"] == {"a": -2.5, "1": 4.0}
-        assert list(self.read(Rendering.of(V1).render(".json", guesses, [{}, {}]))) == ["", "nbest.json"]
-        assert self.read(Rendering.of(V2).render(".json", [], [])) == {"": {}, "nbest.json": {}, "null_odds.json": {}}
+        assert list(self.files(V1, guesses)) == ["", "nbest.json"]
+        assert self.files(V2, []) == {"": {}, "nbest.json": {}, "null_odds.json": {}}
 
     def test_an_id_names_one_row(self) -> None:
         with pytest.raises(DataError, match="id '1' appears 2 times"):
-            Rendering.of(V1).render(".json", [predicted("a", name="1"), predicted("b")], [{}, {}])
+            self.files(V1, [predicted("a", name="1"), predicted("b")])
+        check = V1.output.files[".json"].check
         for rows in ([{"id": "1"}, {}], [{"id": "a"}, {"id": "b"}, {"id": "a"}], [{"id": "2"}, {"id": None}, {}]):
             with pytest.raises(DataError, match="appears 2 times"):
-                Rendering.of(V1).check(".json", rows)
-        assert Rendering.of(V1).check(".json", [{"id": "0"}, {}, {"id": "2"}]) == ()
+                check(V1.output, ".json", rows)
+        assert check(V1.output, ".json", [{"id": "0"}, {}, {"id": "2"}]) == ()
 
 
 REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
@@ -312,15 +315,16 @@ class TestSettings:
     @pytest.mark.parametrize(("options", "message"), REFUSED, ids=[message for _, message in REFUSED])
     def test_refused(self, options: dict[str, Any], message: str) -> None:
         with pytest.raises(ValueError, match=message):
-            SpanExtraction(**options)
+            SpanExtraction.of(**options)
 
     @pytest.mark.parametrize("usable", [6, 7, 10, 48, 128, 384, 512, 4096])
     def test_fit_small_models(self, usable: int) -> None:
-        task = SpanExtraction(**HFConfig.of(SpanExtraction).implied_fields({}, ("a", "b", "c"), usable))
+        implied = SpanExtraction.hf_settings({}, ("a", "b", "c"))
+        task = SpanExtraction.of(**implied, **SpanExtraction.limited(usable))
         assert task.max_length == min(384, usable)
         assert task.max_length - task.max_query_length - 4 > task.doc_stride
         if usable >= 384:
-            assert task == SpanExtraction()
+            assert task == SpanExtraction.of()
 
 
 @pytest.fixture
@@ -374,7 +378,7 @@ def test_columns_are_spans_if_nine_in_ten_answers_are_in_their_context(copied: i
         for i, line in enumerate([LINES[0]] * 20)
     ]
     profiles = [profile(name, [row[name] for row in rows]) for name in rows[0]]
-    guess = SpanDetection(SpanExtraction).guess(profiles, rows, NO_HINTS)
+    guess = SpanExtraction.guess(profiles, rows, NO_HINTS)
     assert (guess is not None) == is_found
     if guess is not None:
         assert guess.columns == {"question": "asked", "context": "read", "answers": "given"}
@@ -393,4 +397,4 @@ def test_an_answer_is_shorter_than_half_of_its_context(share: float, is_found: b
         for i in range(20)
     ]
     profiles = [profile(name, [row[name] for row in rows]) for name in rows[0]]
-    assert (SpanDetection(SpanExtraction).guess(profiles, rows, NO_HINTS) is not None) == is_found
+    assert (SpanExtraction.guess(profiles, rows, NO_HINTS) is not None) == is_found

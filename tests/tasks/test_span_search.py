@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bert_tasks.tasks.span_extraction.search import (
+from bert_tasks.outputs.span_search import (
     CONTEXT,
     MAX_CONTEXT,
     NOT_CONTEXT,

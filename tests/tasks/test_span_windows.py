@@ -11,14 +11,14 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, XLMRobertaToken
 
 from bert_tasks.checkpoints.tokenizers import load_tokenizer
 from bert_tasks.errors import UsageError
-from bert_tasks.tasks.base import Feature
-from bert_tasks.tasks.shared.windows import cut, richest_windows
-from bert_tasks.tasks.span_extraction.task import SpanExtraction
-from bert_tasks.tasks.span_extraction.windows import tokenized_contexts
+from bert_tasks.outputs.features import Feature
+from bert_tasks.tasks.span_extraction import SpanExtraction
+from bert_tasks.tasks.windows.contexts import tokenized_contexts
+from bert_tasks.tasks.windows.words import cut, richest_windows
 from support.small_tokenizers import LINES
 
 KINDS = ("wordpiece_tokenizer", "bpe_tokenizer", "untrimmed_tokenizer", "unigram_tokenizer", "loaded_tokenizer")
-SMALL = SpanExtraction(max_length=40, doc_stride=9, max_query_length=12)
+SMALL = SpanExtraction.of(max_length=40, doc_stride=9, max_query_length=12)
 LONG = " ".join(LINES[:4])
 QUESTIONS = (
     ("when does it leave?", LONG),
@@ -147,7 +147,7 @@ class TestWindows:
     def test_are_those_of_transformers(
         self, tokenizer: PreTrainedTokenizerBase, max_length: int, doc_stride: int
     ) -> None:
-        task = SpanExtraction(max_length=max_length, doc_stride=doc_stride, max_query_length=12)
+        task = SpanExtraction.of(max_length=max_length, doc_stride=doc_stride, max_query_length=12)
         rows = [row(question, context) for question, context in QUESTIONS]
         assert max(len(ids) for ids in tokenizer([r["question"] for r in rows])["input_ids"]) - 2 <= 12
         features, expected = task.features(rows, tokenizer), theirs(rows, tokenizer, task)
@@ -191,7 +191,7 @@ class TestWindows:
         assert (feature["labels"] == [0.0, 0.0]) == (context.strip() == "")
 
     def test_settings_are_checked_with_the_tokenizers_special_tokens(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        task = SpanExtraction(max_length=40, max_query_length=12, doc_stride=24)
+        task = SpanExtraction.of(max_length=40, max_query_length=12, doc_stride=24)
         if tokenizer.sep_token == "</s>":
             with pytest.raises(UsageError, match="12 and 4 special tokens can overlap by 0 to 23 tokens"):
                 task.features([row(LONG, LONG)], tokenizer)
@@ -229,7 +229,7 @@ class TestContext:
     def test_every_token_is_scored_once_and_shows_its_characters(
         self, tokenizers: tuple[PreTrainedTokenizerBase, ...], context: str, overlap: int
     ) -> None:
-        task = SpanExtraction(max_length=24, max_query_length=4, doc_stride=overlap)
+        task = SpanExtraction.of(max_length=24, max_query_length=4, doc_stride=overlap)
         for tokenizer in tokenizers:
             whole = tokenized_contexts([context], tokenizer)[context]
             visible = sum(start < end for start, end in zip(whole.starts, whole.ends, strict=True))
@@ -252,7 +252,7 @@ class TestContext:
 class TestLabels:
     @pytest.mark.parametrize("doc_stride", [0, 9, 20])
     def test_are_those_of_transformers_example(self, tokenizer: PreTrainedTokenizerBase, doc_stride: int) -> None:
-        task = SpanExtraction(max_length=40, doc_stride=doc_stride, max_query_length=12)
+        task = SpanExtraction.of(max_length=40, doc_stride=doc_stride, max_query_length=12)
         words = [(word, start) for start, word in _words(LONG)]
         answers = [
             *words[::3],
@@ -282,7 +282,7 @@ class TestLabels:
     ) -> None:
         """White space around an answer, and characters that the tokenizer drops, are not part of what is trained."""
         for tokenizer in tokenizers:
-            (whole,) = SpanExtraction(max_length=400).features([row("who", context)], tokenizer)
+            (whole,) = SpanExtraction.of(max_length=400).features([row("who", context)], tokenizer)
             spans = [(start, end) for start, end, role in triples(whole) if role]
             if not spans:
                 continue
@@ -295,7 +295,7 @@ class TestLabels:
             while wide_end < len(context) and wide_end not in covered:
                 wide_end += 1
             rows = [row("who", context, (context[a:b], a)) for a, b in ((start, end), (wide_start, wide_end))]
-            features = SpanExtraction(max_length=24, max_query_length=4, doc_stride=6).features(rows, tokenizer)
+            features = SpanExtraction.of(max_length=24, max_query_length=4, doc_stride=6).features(rows, tokenizer)
             tight, wide = (
                 [feature["labels"] for feature in features if feature["row"] == number] for number in range(2)
             )
@@ -306,7 +306,7 @@ class TestLabels:
     def test_an_answer_that_no_window_holds_is_counted(
         self, tokenizers: tuple[PreTrainedTokenizerBase, ...], context: str, data: st.DataObject
     ) -> None:
-        task = SpanExtraction(max_length=16, max_query_length=4, doc_stride=data.draw(st.integers(0, 7)))
+        task = SpanExtraction.of(max_length=16, max_query_length=4, doc_stride=data.draw(st.integers(0, 7)))
         start = data.draw(st.integers(0, len(context)))
         text = context[start : data.draw(st.integers(start, len(context)))]
         rows = [row("who", context), row("who", context, (text, start)), {"question": "who", "context": context}]

@@ -52,7 +52,7 @@ def test_token_classification(
     stock = save_checkpoint(tmp_path, family, tokenizer_of(family, by_kind), head="token", labels=labels, wide=True)
     model = TaskModel.from_pretrained(tmp_path)
     assert isinstance(model.task, TokenClassification)
-    assert model.task.labels == labels
+    assert model.task.output.labels == labels
     assert model.tokenizer is not None
     rows = sentences(labels)
     features = model.task.features(rows, model.tokenizer)
@@ -69,7 +69,7 @@ def test_token_classification(
         for tag, guess in zip(spoken(row["tags"]), spoken(answer.tags), strict=True)
     ]
     assert metrics["overall_accuracy"] == pytest.approx(sum(right) / len(right))
-    assert model.task.primary_metric in metrics
+    assert model.task.output.primary_metric in metrics
 
 
 @pytest.mark.parametrize(

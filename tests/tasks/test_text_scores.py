@@ -13,7 +13,7 @@ from transformers import AutoModelForMaskedLM, BertForMaskedLM, PreTrainedTokeni
 from bert_tasks import TaskModel, evaluate
 from bert_tasks.errors import UsageError
 from bert_tasks.tasks import MaskedLanguageModeling
-from bert_tasks.tasks.masked_language_modeling import task as task_module
+from bert_tasks.tasks import masked_language_modeling as task_module
 from support.hf_models import hf_config, widen
 from support.small_tokenizers import LINES
 
@@ -57,7 +57,7 @@ def brute_force(folder: Path, tokenizer: PreTrainedTokenizerBase, text: str, *, 
 def test_scores_equal_a_loop_over_transformers(
     folder: Path, unigram_tokenizer: PreTrainedTokenizerBase, score: str
 ) -> None:
-    model = TaskModel.from_pretrained(folder, task=MaskedLanguageModeling(score=score, max_length=80))  # type: ignore[arg-type]
+    model = TaskModel.from_pretrained(folder, task=MaskedLanguageModeling.of(score=score, max_length=80))
     for text, prediction in zip(TEXTS, model.predict(TEXTS), strict=True):
         logarithms = brute_force(folder, unigram_tokenizer, text, by_word=score == "pll-word-l2r")
         total = math.fsum(logarithms)
@@ -76,7 +76,7 @@ def test_masking_the_rest_of_a_word_changes_the_score(folder: Path) -> None:
 
 def test_each_token_of_a_long_text_is_scored_once(folder: Path, unigram_tokenizer: PreTrainedTokenizerBase) -> None:
     text = " ".join(TEXTS[:3])
-    model = TaskModel.from_pretrained(folder, task=MaskedLanguageModeling(score="pppl", max_length=20))
+    model = TaskModel.from_pretrained(folder, task=MaskedLanguageModeling.of(score="pppl", max_length=20))
     (whole,) = model.predict(text)
     assert whole.tokens == len(unigram_tokenizer(text, add_special_tokens=False)["input_ids"])
     assert [json.loads(json.dumps(prediction.to_json())) for prediction in model.predict(["", "[MASK]"])] == [
@@ -86,7 +86,7 @@ def test_each_token_of_a_long_text_is_scored_once(folder: Path, unigram_tokenize
 
 @pytest.mark.parametrize("score", ["pppl", "pll-word-l2r"])
 def test_batches_bound_the_copies_that_exist_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch, score: str) -> None:
-    task = MaskedLanguageModeling(score=score, max_length=20)  # type: ignore[arg-type]  # a str
+    task = MaskedLanguageModeling.of(score=score, max_length=20)
     model = TaskModel.from_pretrained(folder, task=task)
     texts = [*TEXTS[:6], " ".join(TEXTS[6:9])] * 4
     expected = model.predict(texts)
@@ -119,6 +119,6 @@ def test_batches_bound_the_copies_that_exist_at_once(folder: Path, monkeypatch: 
 
 
 def test_scores_are_for_predictions_only(folder: Path) -> None:
-    model = TaskModel.from_pretrained(folder, task=MaskedLanguageModeling(score="pppl", max_length=20))
+    model = TaskModel.from_pretrained(folder, task=MaskedLanguageModeling.of(score="pppl", max_length=20))
     with pytest.raises(UsageError, match='score = "none"'):
         evaluate(model, [{"text": "a map"}])

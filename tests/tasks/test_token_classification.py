@@ -9,20 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
+from transformers import PreTrainedTokenizerBase
 
+from bert_tasks.data.columns import Row
 from bert_tasks.encoder.packing import PackedBatch, pack
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.families import encoder_config
-from bert_tasks.tasks.base import Feature
-from bert_tasks.tasks.shared.fitting import Fitting
-from bert_tasks.tasks.shared.hf_config import HFConfig
-from bert_tasks.tasks.shared.outputs import with_logits
-from bert_tasks.tasks.shared.rendering import Rendering
-from bert_tasks.tasks.token_classification.task import EntitySpan, TokenClassification, TokenPrediction, entity_spans
+from bert_tasks.outputs.features import Feature
+from bert_tasks.outputs.tags import EntitySpan, Tags, TokenPrediction, entity_spans
+from bert_tasks.tasks.token_classification import TokenClassification
 from support.hf_models import hf_config
 from support.taggers import LABELS
 
-TASK = TokenClassification(labels=LABELS, max_length=48, doc_stride=8)
+TASK = TokenClassification.of(labels=LABELS, max_length=48, doc_stride=8)
 
 
 def batch_of(words: Sequence[int], labels: Sequence[Sequence[float]]) -> PackedBatch:
@@ -38,7 +37,7 @@ def logits_of(rows: int, labels: int = 5) -> Tensor:
 class TestLoss:
     def test_is_the_cross_entropy_of_what_is_labelled(self) -> None:
         logits = logits_of(9).requires_grad_()
-        (loss,) = TASK.loss(logits, batch_of([2, 3, 0, 3, 1], [[1, 2], [], [], [0, 4, 3], []]))
+        (loss,) = TASK.output.loss(logits, batch_of([2, 3, 0, 3, 1], [[1, 2], [], [], [0, 4, 3], []]))
         expected = F.cross_entropy(logits[[0, 1, 5, 6, 7]], torch.tensor([1, 2, 0, 4, 3]))
         assert loss.count == 5
         assert (loss.total / loss.count).item() == pytest.approx(expected.item(), rel=1e-12)
@@ -48,7 +47,7 @@ class TestLoss:
     @pytest.mark.parametrize("words", [[2, 1], [0, 0]])
     def test_of_nothing_is_nothing(self, words: list[int]) -> None:
         logits = logits_of(sum(words)).requires_grad_()
-        (loss,) = TASK.loss(logits, batch_of(words, [[], []]))
+        (loss,) = TASK.output.loss(logits, batch_of(words, [[], []]))
         assert (loss.total.item(), loss.count.item()) == (0.0, 0.0)
         loss.total.backward()
         assert logits.grad is not None
@@ -60,11 +59,11 @@ def feature_of(row: int, word_ids: list[int]) -> Feature:
 
 
 class TestDecode:
-    def test_best_label_and_its_probability(self) -> None:
+    def test_best_label_and_its_probability(self, wordpiece_tokenizer: PreTrainedTokenizerBase) -> None:
         logits = logits_of(5).float()
         rows = [{"words": ["a", "b", "c"]}, {"words": []}, {"words": ["d", "e"]}]
         windows = [feature_of(0, [0, 1]), feature_of(0, [2]), feature_of(1, []), feature_of(2, [0, 1])]
-        predictions = TASK.decode(logits.split([2, 1, 0, 2]), windows, rows)
+        predictions = TASK.output.decode(logits.split([2, 1, 0, 2]), windows, rows, wordpiece_tokenizer)
         best = logits.argmax(1).tolist()
         scores = logits.softmax(1).max(1).values.tolist()
         assert [prediction.words for prediction in predictions] == [("a", "b", "c"), (), ("d", "e")]
@@ -72,31 +71,43 @@ class TestDecode:
         assert [score for prediction in predictions for score in prediction.scores] == scores
         assert predictions[1] == TokenPrediction(words=(), tags=(), scores=(), entities=())
         assert predictions[1].to_json() == {"words": [], "tags": [], "scores": [], "entities": []}
-        assert TASK.decode([], [], []) == []
+        assert TASK.output.decode([], [], [], wordpiece_tokenizer) == []
 
-    def test_each_word_is_given_its_logits(self) -> None:
+    def test_each_word_is_given_its_logits(self, wordpiece_tokenizer: PreTrainedTokenizerBase) -> None:
         logits = logits_of(3).float()
         windows = [feature_of(0, [0, 1]), feature_of(1, [0])]
         split = logits.split([2, 1])
-        predictions = TASK.decode(split, windows, [{"words": ["a", "b"]}, {"words": ["c"]}])
-        results = with_logits(TASK, predictions, split, windows)
+        rows = [{"words": ["a", "b"]}, {"words": ["c"]}]
+        predictions = TASK.output.decode(split, windows, rows, wordpiece_tokenizer)
+        results = TASK.output.with_logits(predictions, split, windows)
         words = [tuple(row) for row in logits.tolist()]
         assert [prediction.logits for prediction in results] == [tuple(words[:2]), tuple(words[2:])]
+        assert TASK.output.with_logits([], [], []) == []
+        of_sequences = TokenClassification.of(labels=LABELS, crf=True).output
+        with pytest.raises(UsageError, match="crf = true scores sequences of tags, not words"):
+            of_sequences.with_logits(predictions, split, windows)
 
-    def test_tag_of_a_word_is_that_of_its_first_sub_word(self) -> None:
+    def test_tag_and_logits_of_a_word_are_those_of_its_first_sub_word(
+        self, wordpiece_tokenizer: PreTrainedTokenizerBase
+    ) -> None:
         logits = logits_of(6).float()
-        task = TokenClassification(labels=LABELS, labelling="all")
+        task = TokenClassification.of(labels=LABELS, labelling="all")
         windows = [feature_of(0, [0, 0, 1]), feature_of(0, [2]), feature_of(1, [0, 0])]
         rows = [{"words": ["a", "b", "c"]}, {"words": ["d"]}]
-        predictions = task.decode(logits.split([3, 1, 2]), windows, rows)
+        split = logits.split([3, 1, 2])
+        predictions = task.output.decode(split, windows, rows, wordpiece_tokenizer)
         expected = [LABELS[index] for index in logits.argmax(1)[[0, 2, 3, 4]].tolist()]
         assert [tag for prediction in predictions for tag in prediction.tags] == expected
+        first, second = task.output.with_logits(predictions, split, windows)
+        words = [tuple(row) for row in logits[[0, 2, 3, 4]].tolist()]
+        assert (first.logits, second.logits) == (tuple(words[:3]), tuple(words[3:]))
 
-    def test_entities(self) -> None:
+    def test_entities(self, wordpiece_tokenizer: PreTrainedTokenizerBase) -> None:
         logits = torch.full((4, 5), -20.0)
         for word, label in enumerate([1, 2, 0, 4]):
             logits[word, label] = float(word)
-        (prediction,) = TASK.decode([logits], [feature_of(0, [0, 1, 2, 3])], [{"words": ["Ana", "Maria", "in", "Rom"]}])
+        rows = [{"words": ["Ana", "Maria", "in", "Rom"]}]
+        (prediction,) = TASK.output.decode([logits], [feature_of(0, [0, 1, 2, 3])], rows, wordpiece_tokenizer)
         assert prediction.tags == ("B-PER", "I-PER", "O", "I-LOC")
         person, location = prediction.entities
         assert (person.entity_group, person.word, person.start, person.end) == ("PER", "Ana Maria", 0, 9)
@@ -129,6 +140,16 @@ def answer(words: Sequence[str], tags: Sequence[str]) -> TokenPrediction:
     return TokenPrediction(words=tuple(words), tags=tuple(tags), scores=(1.0,) * len(words), entities=entities)
 
 
+def rendered(output: Tags, answers: Sequence[TokenPrediction], rows: Sequence[Row], extension: str = ".conll") -> str:
+    """The only file of a format."""
+    (written,) = output.files[extension].render(output, extension, answers, rows).values()
+    return written
+
+
+def checked(output: Tags, rows: Sequence[Row]) -> tuple[str, ...]:
+    return output.files[".conll"].check(output, ".conll", rows)
+
+
 class TestMetrics:
     def test_schemes_are_compared_as_entities(self) -> None:
         rows = [{"tags": ["I-A", "I-A", "B-A"]}, {"tags": ["S-A", "O", "O"]}, {"tags": None}, {}]
@@ -140,7 +161,7 @@ class TestMetrics:
         f1 = []
         for labels, predicted in tags.items():
             answers = [answer("abc", row_tags) for row_tags in [*predicted, ["O"] * 3, ["O"] * 3]]
-            metrics = TokenClassification(labels=labels).metrics(answers, rows)
+            metrics = TokenClassification.of(labels=labels).output.metrics(answers, rows)
             f1.append(metrics["overall_f1"])
             assert metrics["A_number"] == 3
             assert metrics["invalid_transitions"] == 0
@@ -148,32 +169,31 @@ class TestMetrics:
 
     def test_faults_are_counted_not_mended(self) -> None:
         rows = [{"tags": ["B-A", "I-A", "O"]}]
-        inside = TokenClassification(labels=("O", "B-A", "I-A")).metrics([answer("abc", ["I-A", "I-A", "O"])], rows)
+        inside = Tags(labels=("O", "B-A", "I-A")).metrics([answer("abc", ["I-A", "I-A", "O"])], rows)
         assert (inside["overall_f1"], inside["strict_overall_f1"], inside["invalid_transitions"]) == (1.0, 0.0, 1.0)
         labels = ("O", "B-A", "I-A", "E-A", "S-A")
-        unclosed = TokenClassification(labels=labels).metrics([answer("abc", ["B-A", "I-A", "O"])], rows)
+        unclosed = Tags(labels=labels).metrics([answer("abc", ["B-A", "I-A", "O"])], rows)
         assert (unclosed["overall_f1"], unclosed["invalid_transitions"]) == (1.0, 1.0)
 
     def test_raw_labels_may_look_like_chunk_tags(self) -> None:
-        task = TokenClassification(labels=("E-MAIL", "NAME", "O"))
+        task = TokenClassification.of(labels=("E-MAIL", "NAME", "O"))
         rows = [{"tags": ["E-MAIL", "O"]}, {"tags": ["NAME", "E-MAIL"]}]
         answers = [answer("ab", row["tags"]) for row in rows]
-        metrics = task.metrics(answers, rows)
+        metrics = task.output.metrics(answers, rows)
         assert (metrics["overall_accuracy"], metrics["macro_f1"]) == (1.0, 1.0)
-        assert Rendering.of(task).render(".conll", answers, rows)[""].splitlines()[0] == "a E-MAIL E-MAIL"
+        assert rendered(task.output, answers, rows).splitlines()[0] == "a E-MAIL E-MAIL"
 
     def test_tags_of_another_task_are_refused(self) -> None:
         with pytest.raises(DataError, match="none of the rows' tags, 'NOUN', 'VERB', is among them"):
-            TASK.metrics([answer("ab", ["O", "O"])], [{"tags": ["VERB", "NOUN"]}])
-        assert TASK.metrics([answer("a", ["O"])], [{"tags": ["O"]}])["overall_accuracy"] == 1.0
+            TASK.output.metrics([answer("ab", ["O", "O"])], [{"tags": ["VERB", "NOUN"]}])
+        assert TASK.output.metrics([answer("a", ["O"])], [{"tags": ["O"]}])["overall_accuracy"] == 1.0
 
     def test_scheme_of_the_training_rows_is_recorded(self) -> None:
-        fitted = Fitting.of(TASK).fit_to_train(
-            [{"tags": ["O", "I-PER"]}, {}, {"tags": None}, {"tags": ["I-LOC", "B-LOC"]}]
-        )
-        assert fitted.scheme == "IOB1"
-        assert Fitting.of(fitted).fit_to_train([{"tags": ["NN"]}]).scheme == "raw"
-        assert Fitting.of(fitted).fit_to_train([{"words": []}]) is fitted
+        fitted = TASK.fit_rows([{"tags": ["O", "I-PER"]}, {}, {"tags": None}, {"tags": ["I-LOC", "B-LOC"]}])
+        assert fitted.output.scheme == "IOB1"
+        assert fitted.fit_rows([{"tags": ["NN"]}]).output.scheme == "raw"
+        assert fitted.fit_rows([{"words": []}]) == fitted
+        assert TokenClassification.fitted_names() == ("balanced_weights", "scheme", "temperature")
 
 
 class TestRender:
@@ -186,33 +206,30 @@ class TestRender:
 
     @pytest.mark.parametrize("extension", [".conll", ".txt"])
     def test_columns_of_conlleval(self, extension: str) -> None:
-        assert Rendering.of(TASK).render(extension, self.ANSWERS, self.ROWS) == {
-            "": "Ana B-PER B-PER\n_ O O\nNew_York O I-LOC\n_a_b O O\n\n\nRom B-LOC O\n\n"
-        }
+        expected = "Ana B-PER B-PER\n_ O O\nNew_York O I-LOC\n_a_b O O\n\n\nRom B-LOC O\n\n"
+        assert rendered(TASK.output, self.ANSWERS, self.ROWS, extension) == expected
 
     def test_without_tags_and_in_another_scheme(self) -> None:
-        task = TokenClassification(labels=("O", "B-A", "I-A", "E-A", "S-A"))
-        files = Rendering.of(task).render(
-            ".conll", [answer(["a", "b", "c"], ["B-A", "E-A", "S-A"])], [{"words": ["a", "b", "c"]}]
-        )
-        assert files == {"": "a B-A\nb I-A\nc B-A\n\n"}
+        output = Tags(labels=("O", "B-A", "I-A", "E-A", "S-A"))
+        answers = [answer(["a", "b", "c"], ["B-A", "E-A", "S-A"])]
+        assert rendered(output, answers, [{"words": ["a", "b", "c"]}]) == "a B-A\nb I-A\nc B-A\n\n"
 
     @given(words=st.lists(st.text(st.sampled_from("ab_ \t\n\u00a0\u3000"), max_size=4), max_size=6))
     def test_words_that_are_written_otherwise_are_told(self, words: list[str]) -> None:
         """A line has as many columns as it should, and words that differ from the rows' are counted."""
-        written = Rendering.of(TASK).render(".conll", [answer(words, ["O"] * len(words))], [{"words": words}])[""]
+        written = rendered(TASK.output, [answer(words, ["O"] * len(words))], [{"words": words}])
         rows = [line.split() for line in written.splitlines()[: len(words)]]
         assert all(len(cells) == 2 for cells in rows)
         changed = sum(cells[0] != word for cells, word in zip(rows, words, strict=True))
-        notes = Rendering.of(TASK).check(".conll", [{"words": words}])
+        notes = checked(TASK.output, [{"words": words}])
         assert [note.partition(" words")[0] for note in notes] == ([f"{changed} of {len(words)}"] if changed else [])
 
     def test_tags_with_white_space_are_refused(self) -> None:
-        raw = TokenClassification(labels=("noun", "proper noun"))
+        raw = Tags(labels=("noun", "proper noun"))
         with pytest.raises(DataError, match="the tag 'proper noun' has white space"):
-            Rendering.of(raw).check(".conll", [{"words": ["a"]}])
+            checked(raw, [{"words": ["a"]}])
         with pytest.raises(DataError, match="the tag 'B-a b' has white space"):
-            Rendering.of(TASK).check(".conll", [{"words": ["a"], "tags": ["B-a b"]}])
+            checked(TASK.output, [{"words": ["a"], "tags": ["B-a b"]}])
 
 
 REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
@@ -222,6 +239,9 @@ REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
     ({"doc_stride": -1}, "doc_stride is -1"),
     ({"context_tokens": -3}, "context_tokens is -3, expected 0"),
     ({"crf": True, "labelling": "all"}, "crf = true requires labelling = 'first', not 'all'"),
+    ({"crf": True, "calibration": "temperature"}, "crf = true has no temperature, because it scores sequences"),
+    ({"crf": True, "focal_gamma": 1.0}, "class_weights and focal_gamma do not apply to crf = true, whose loss is"),
+    ({"pooling": "mean"}, "token-classification has no setting 'pooling'"),
     ({"labelling": "last"}, "labelling is 'last', expected one of 'first', 'continuation', 'all'"),
     ({"scheme": "IOB3"}, "scheme is 'IOB3'"),
 )
@@ -231,15 +251,16 @@ class TestSettings:
     @pytest.mark.parametrize(("fields", "message"), REFUSED, ids=[message for _, message in REFUSED])
     def test_refused(self, fields: dict[str, Any], message: str) -> None:
         with pytest.raises(ValueError, match=message):
-            TokenClassification(**fields)
+            TokenClassification.of(**fields)
 
     @pytest.mark.parametrize("usable", [3, 4, 16, 48, 512])
     def test_settings_implied_by_a_checkpoint_fit_it(self, usable: int) -> None:
-        task = TokenClassification(**HFConfig.of(TokenClassification).implied_fields({}, LABELS, usable))
-        assert (task.labels, task.max_length) == (LABELS, min(128, usable))
-        assert HFConfig.of(TokenClassification).implied_fields({}, (), usable)["labels"] == ("LABEL_0", "LABEL_1")
+        implied = {**TokenClassification.hf_settings({}, LABELS), **TokenClassification.limited(usable)}
+        task = TokenClassification.of(**implied)
+        assert (task.output.labels, task.max_length) == (LABELS, min(128, usable))
+        assert TokenClassification.hf_settings({}, ()) == {"labels": ("LABEL_0", "LABEL_1")}
 
     def test_a_head_needs_labels(self) -> None:
         config = encoder_config(hf_config("bert").to_dict())
         with pytest.raises(UsageError, match="token classification needs labels"):
-            TokenClassification().head(config)
+            TokenClassification.of().head(config)

@@ -8,13 +8,11 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from bert_tasks.data.table import Truncation
 from bert_tasks.errors import DataError
-from bert_tasks.tasks.shared.fitting import Fitting
-from bert_tasks.tasks.shared.windows import Windows
-from bert_tasks.tasks.token_classification.task import TokenClassification
+from bert_tasks.tasks.token_classification import TokenClassification
 from support.small_tokenizers import LINES
 from support.taggers import LABELS, tagged, transformers_labels
 
-TASK = TokenClassification(labels=LABELS, max_length=48, doc_stride=8)
+TASK = TokenClassification.of(labels=LABELS, max_length=48, doc_stride=8)
 GRANDMOTHER = {"words": ["My", "grandmother", "kept", "bees"], "tags": ["B-PER", "I-PER", "O", "B-LOC"]}
 
 
@@ -30,7 +28,7 @@ class TestFeatures:
         self, labelling: Any, bpe_tokenizer: PreTrainedTokenizerBase, reference: PreTrainedTokenizerBase
     ) -> None:
         rows = tagged(LINES[:6])
-        task = TokenClassification(labels=LABELS, max_length=400, labelling=labelling)
+        task = TokenClassification.of(labels=LABELS, max_length=400, labelling=labelling)
         for feature, row in zip(task.features(rows, bpe_tokenizer), rows, strict=True):
             expected = transformers_labels(row, reference, LABELS, labelling)
             positions, labels, words = feature["gather_positions"], feature["labels"], feature["word_ids"]
@@ -45,7 +43,7 @@ class TestFeatures:
     def test_continuation_without_an_inner_label_keeps_the_words_label(
         self, bpe_tokenizer: PreTrainedTokenizerBase
     ) -> None:
-        task = TokenClassification(labels=("O", "B-PER"), labelling="continuation")
+        task = TokenClassification.of(labels=("O", "B-PER"), labelling="continuation")
         (feature,) = task.features([{"words": ["grandmother"], "tags": ["B-PER"]}], bpe_tokenizer)
         assert feature["labels"] == [1.0] * len(feature["input_ids"][1:-1])
         assert len(feature["labels"]) > 1
@@ -64,7 +62,7 @@ class TestFeatures:
         self, labels: tuple[str, ...], tags: list[str], expected: list[int], bpe_tokenizer: PreTrainedTokenizerBase
     ) -> None:
         row = {"words": ["a", "b", "c", "d", "e"], "tags": tags}
-        (feature,) = TokenClassification(labels=labels).features([row], bpe_tokenizer)
+        (feature,) = TokenClassification.of(labels=labels).features([row], bpe_tokenizer)
         assert feature["labels"] == expected
 
     def test_rows_whose_tags_no_label_can_say_are_not_trained(self, bpe_tokenizer: PreTrainedTokenizerBase) -> None:
@@ -81,7 +79,7 @@ class TestFeatures:
         ] == [4, 2, 1, 0]
 
     def test_unnamed_labels_need_names(self, bpe_tokenizer: PreTrainedTokenizerBase) -> None:
-        task = TokenClassification(labels=("LABEL_0", "LABEL_1"))
+        task = TokenClassification.of(labels=("LABEL_0", "LABEL_1"))
         with pytest.raises(DataError, match=r"labels are 'LABEL_0', 'LABEL_1', and none of the rows' tags, 'B-LOC'"):
             task.features([GRANDMOTHER], bpe_tokenizer)
         (feature,) = task.features([{"words": ["a", "b"], "tags": ["LABEL_1", "LABEL_0"]}], bpe_tokenizer)
@@ -104,8 +102,8 @@ class TestFeatures:
     @pytest.mark.parametrize("labelling", ["first", "all"])
     def test_long_rows_are_read_in_windows(self, labelling: Any, bpe_tokenizer: PreTrainedTokenizerBase) -> None:
         rows = [GRANDMOTHER, *tagged([" ".join(LINES)]), {"words": ["x" * 900, "y"], "tags": ["O", "B-LOC"]}]
-        task = TokenClassification(labels=LABELS, max_length=24, doc_stride=8, labelling=labelling)
-        wide = TokenClassification(labels=LABELS, max_length=4000, labelling=labelling)
+        task = TokenClassification.of(labels=LABELS, max_length=24, doc_stride=8, labelling=labelling)
+        wide = TokenClassification.of(labels=LABELS, max_length=4000, labelling=labelling)
         features, (_, whole, _) = task.features(rows, bpe_tokenizer), wide.features(rows, bpe_tokenizer)
         assert max(len(feature["input_ids"]) for feature in features) <= 24
         of_long = [feature for feature in features if feature["row"] == 1]
@@ -120,12 +118,12 @@ class TestFeatures:
         assert sum(feature["lost_tokens"] for feature in features if feature["row"] < 2) == 0
         assert {word for feature in last for word in feature["word_ids"] or ()} == {0, 1}
         rows_cut = {feature["row"] for feature in features if feature["lost_tokens"]}
-        (note,) = Windows.of(task).cut_notes(Truncation(rows=len(rows), cut_rows=len(rows_cut)))
+        (note,) = task.cut_notes(Truncation(rows=len(rows), cut_rows=len(rows_cut)))
         assert note.startswith("1 of 3 (33.3%) rows has a word that alone is longer than max_length = 24 tokens")
-        assert Windows.of(task).cut_notes(Truncation(rows=3, cut_rows=0)) == ()
+        assert task.cut_notes(Truncation(rows=3, cut_rows=0)) == ()
 
     def test_context_is_of_the_same_document(self, bpe_tokenizer: PreTrainedTokenizerBase) -> None:
-        task = TokenClassification(labels=LABELS, max_length=128, context_tokens=5)
+        task = TokenClassification.of(labels=LABELS, max_length=128, context_tokens=5)
         rows = [{**row, "document": name} for row, name in zip(tagged(LINES[:4]), "aaba", strict=True)]
         alone = TASK.features(rows, bpe_tokenizer)
         together = task.features(rows, bpe_tokenizer)
@@ -138,6 +136,7 @@ class TestFeatures:
         without = task.features([{"words": row["words"]} for row in rows], bpe_tokenizer)
         assert [feature["input_ids"] for feature in without] == [feature["input_ids"] for feature in alone]
         with pytest.raises(DataError, match="context_tokens = 5, but no row has a document"):
-            Fitting.of(task).fit_to_train([{"words": row["words"], "tags": row["tags"]} for row in rows])
-        assert Fitting.of(task).fit_to_train(rows).context_tokens == 5
-        assert (Windows.of(task).needs_document_context, Windows.of(TASK).needs_document_context) == (True, False)
+            task.fit_rows([{"words": row["words"], "tags": row["tags"]} for row in rows])
+        assert task.fit_rows(iter(rows)) == task.fit_rows(rows)
+        assert task.fit_rows(rows).output.scheme == "IOB2"
+        assert (task.needs_document, TASK.needs_document) == (True, False)

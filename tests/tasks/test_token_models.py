@@ -10,13 +10,13 @@ from bert_tasks.distributed import make_accelerator
 from bert_tasks.errors import UsageError
 from bert_tasks.model.inputs import load_table
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.tasks.shared.features import collate
-from bert_tasks.tasks.token_classification.task import TokenClassification
+from bert_tasks.tasks.features import collate
+from bert_tasks.tasks.token_classification import TokenClassification
 from bert_tasks.training.evaluation import check_metric
 from support.small_tokenizers import LINES
 from support.taggers import LABELS, save_tagger, tagged
 
-TASK = TokenClassification(labels=LABELS, max_length=48, doc_stride=8)
+TASK = TokenClassification.of(labels=LABELS, max_length=48, doc_stride=8)
 
 
 @pytest.fixture(scope="module")
@@ -35,14 +35,14 @@ def test_rows_without_words_alone_in_a_batch(model: TaskModel) -> None:
     assert model.tokenizer is not None
     features = TASK.features([{"words": [], "tags": []}] * 2, model.tokenizer)
     batch = collate(features, position_offset=model.config.position_offset)
-    (loss,) = TASK.loss(model(batch), batch)
+    (loss,) = TASK.output.loss(model(batch), batch)
     assert (loss.total.item(), loss.count.item()) == (0.0, 0.0)
     loss.total.backward()
     model.zero_grad()
 
 
 def test_context_changes_answers_and_batches_do_not(checkpoint: Path) -> None:
-    task = TokenClassification(labels=LABELS, max_length=48, doc_stride=8, context_tokens=12)
+    task = TokenClassification.of(labels=LABELS, max_length=48, doc_stride=8, context_tokens=12)
     model = TaskModel.from_pretrained(checkpoint, task=task)
     rows: list[dict[str, Any]] = [{"words": line.split()[:5], "document": str(n // 3)} for n, line in enumerate(LINES)]
     scores = [prediction.scores for prediction in model.predict(rows)]

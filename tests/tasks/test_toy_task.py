@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import httpx2
 import pytest
@@ -20,17 +20,18 @@ from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.cli import main
 from bert_tasks.data.columns import Column, Row
-from bert_tasks.encoder.config import EncoderConfig
+from bert_tasks.encoder.config import EncoderConfig, HeadKind
 from bert_tasks.encoder.heads import PerTokenHead
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import CheckpointError
 from bert_tasks.metrics.classification import pearson
 from bert_tasks.model.task_model import TaskModel
+from bert_tasks.outputs.base import LossTerm, Output, labelled, no_loss
+from bert_tasks.outputs.features import Feature
+from bert_tasks.outputs.hf_config import label_config
+from bert_tasks.outputs.prediction import Prediction
 from bert_tasks.tasks import Task
-from bert_tasks.tasks.base import Feature, LossTerm, OutputKind, Part, Prediction
-from bert_tasks.tasks.shared.card import Card
-from bert_tasks.tasks.shared.hf_config import HFConfig, label_config
-from bert_tasks.tasks.shared.windows import WindowRules, document_windows, split_words
+from bert_tasks.tasks.windows.words import WindowRules, document_windows, split_words
 from support.runs import PATIENCE
 from support.servers import Serving
 from support.small_checkpoints import save_checkpoint
@@ -44,74 +45,51 @@ class WordNumbers(Prediction):
     numbers: tuple[float, ...]
 
 
-class WordHead(HFConfig):
-    """transformers' head for a number per word: token classification with one output."""
-
-    default_head = "token"
-    has_labels = False
-
-    @property
-    def entries(self) -> dict[str, Any]:
-        return label_config(("LABEL_0",))
-
-
 @dataclass(frozen=True, kw_only=True)
-class WordRegression(Task[WordNumbers]):
-    """Settings of the task. ``scale``: what a number is divided by before it is learnt."""
+class WordScores(Output[WordNumbers]):
+    """Settings of the output. ``scale``: what a number is divided by before it is learnt."""
 
-    name: ClassVar[str] = "word-regression"
-    parts: ClassVar[tuple[type[Part], ...]] = (WordHead,)
+    name: ClassVar[str] = "words"
+    prediction: ClassVar[type[Prediction]] = WordNumbers
+    has_labels: ClassVar[bool] = False
+    head_kind: ClassVar[HeadKind | None] = "token"  # token classification with one output
+    column: ClassVar[Column] = Column(name="tags", kind="tags", required=False)
+    size: ClassVar[int] = 1
+    no_teacher_reason: ClassVar[str | None] = None
+    primary_metric: ClassVar[str] = "pearson"
     scale: float = 1.0
 
-    @property
-    def columns(self) -> tuple[Column, ...]:
-        return (Column(name="words", kind="words"), Column(name="tags", kind="tags", required=False))
+    def hf_config(self) -> dict[str, Any]:
+        return label_config(("LABEL_0",))
 
-    @property
-    def primary_metric(self) -> str:
-        return "pearson"
-
-    @property
-    def output_kind(self) -> OutputKind:
-        return "value"
-
-    def head(self, config: EncoderConfig) -> PerTokenHead:
-        return PerTokenHead(config, 1, dropout=config.head.token_dropout)
-
-    def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
-        rules = WindowRules.of(tokenizer, max_length=self.max_length, overlap=0)
-        split = split_words([row["words"] for row in rows], tokenizer, longest=rules.room)
-        features = []
-        for number, (row, words) in enumerate(zip(rows, split, strict=True)):
-            (windows,) = document_windows([words], rules)
-            for window in windows:
-                gather_positions, word_ids = window.gather_positions(first=True)
-                tags = row.get("tags")
-                feature = Feature(
-                    row=number,
-                    input_ids=window.ids,
-                    token_type_ids=[0] * len(window.ids),
-                    labels=None if tags is None else [float(tags[word]) / self.scale for word in word_ids],
-                    gather_positions=gather_positions,
-                    word_ids=word_ids,
-                    lost_tokens=0,
-                )
-                features.append(feature)
-        return features
+    def encode(self, row: Row) -> list[float] | None:
+        tags = row.get("tags")
+        return None if tags is None else [float(tag) / self.scale for tag in tags]
 
     def loss(self, logits: Tensor, batch: PackedBatch) -> tuple[LossTerm]:
         parts = torch.split(logits.squeeze(1), list(batch.layout.gather_counts))
-        labelled = [row_logits for row_logits, count in zip(parts, batch.label_counts, strict=True) if count]
-        if not labelled:
-            return (LossTerm(name="words", total=logits.sum() * 0.0, count=logits.new_zeros(())),)
-        guesses = torch.cat(labelled)
+        with_labels = [row_logits for row_logits, count in zip(parts, batch.label_counts, strict=True) if count]
+        if not with_labels:
+            return (no_loss(self.name, logits),)
+        guesses = torch.cat(with_labels)
         total = (guesses - batch.labels).square().sum()
-        return (LossTerm(name="words", total=total, count=logits.new_full((), len(guesses))),)
+        return (LossTerm(name=self.name, total=total, count=logits.new_full((), len(guesses))),)
 
-    def counts(self, features: Sequence[Feature]) -> dict[str, float]:
-        return {"words": float(sum(len(labels) for feature in features if (labels := feature.get("labels"))))}
+    def divergence(
+        self, student: Tensor, teacher: Tensor, batch: PackedBatch, temperature: float
+    ) -> tuple[Tensor, float]:
+        return (student - teacher).square().sum(), float(len(student))
 
-    def decode(self, compact: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]) -> list[WordNumbers]:
+    def divergence_count(self, features: Sequence[Feature]) -> float:
+        return float(sum(len(feature.get("gather_positions") or ()) for feature in features))
+
+    def decode(
+        self,
+        compact: Sequence[Tensor],
+        features: Sequence[Feature],
+        rows: Sequence[Row],
+        tokenizer: PreTrainedTokenizerBase,
+    ) -> list[WordNumbers]:
         numbers_by_row: list[list[float]] = [[] for _ in rows]
         for logits, feature in zip(compact, features, strict=True):
             numbers_by_row[feature["row"]] += (logits.squeeze(1) * self.scale).tolist()
@@ -120,13 +98,43 @@ class WordRegression(Task[WordNumbers]):
             for row, numbers in zip(rows, numbers_by_row, strict=True)
         ]
 
-    def metrics(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> dict[str, float]:
-        answers = cast("Sequence[WordNumbers]", predictions)
-        pairs = [
-            (answer, row["tags"]) for answer, row in zip(answers, rows, strict=True) if row.get("tags") is not None
-        ]
-        actual = [float(tag) for _, tags in pairs for tag in tags]
-        return {"pearson": pearson(actual, [number for answer, _ in pairs for number in answer.numbers])}
+    def metrics(self, predictions: Sequence[WordNumbers], rows: Sequence[Row]) -> dict[str, float]:
+        pairs = labelled(rows, predictions, "tags")
+        actual = [float(tag) for row, _ in pairs for tag in row["tags"]]
+        return {"pearson": pearson(actual, [number for _, answer in pairs for number in answer.numbers])}
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordRegression(Task[WordNumbers]):
+    """A number for every word."""
+
+    name: ClassVar[str] = "word-regression"
+    outputs: ClassVar[tuple[type[Output[Any]], ...]] = (WordScores,)
+    columns: ClassVar[tuple[Column, ...]] = (Column(name="words", kind="words"), WordScores.column)
+
+    def head(self, config: EncoderConfig) -> PerTokenHead:
+        return PerTokenHead(config, self.output.size, dropout=config.head.token_dropout)
+
+    def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
+        rules = WindowRules.of(tokenizer, max_length=self.max_length, overlap=0)
+        split = split_words([row["words"] for row in rows], tokenizer, longest=rules.room)
+        features = []
+        for number, (row, words) in enumerate(zip(rows, split, strict=True)):
+            labels = self.output.encode(row)
+            (windows,) = document_windows([words], rules)
+            for window in windows:
+                gather_positions, word_ids = window.gather_positions(first=True)
+                feature = Feature(
+                    row=number,
+                    input_ids=window.ids,
+                    token_type_ids=[0] * len(window.ids),
+                    labels=None if labels is None else [labels[word] for word in word_ids],
+                    gather_positions=gather_positions,
+                    word_ids=word_ids,
+                    lost_tokens=0,
+                )
+                features.append(feature)
+        return features
 
 
 def row(line: str) -> dict[str, Any]:
@@ -138,7 +146,7 @@ def row(line: str) -> dict[str, Any]:
 class TestContract(TaskContract):
     examples: ClassVar[Mapping[str, Example]] = {
         "toy": Example(
-            task=WordRegression(max_length=24, scale=0.5),
+            task=WordRegression.of(max_length=24, scale=0.5),
             rows=tuple(row(" ".join(line.split()[:5])) for line in LINES[:8]),
             column="words",
             windows=True,
@@ -193,7 +201,7 @@ def test_trains_through_the_command_line(
     rows = [row(line) for line in LINES]
     assert [answer["words"] for answer in written] == [example["words"] for example in rows]
     model = TaskModel.from_pretrained(folder, task=WordRegression)
-    assert model.task == WordRegression(max_length=32, scale=0.5)
+    assert model.task == WordRegression.of(max_length=32, scale=0.5)
     assert [answer.to_json() for answer in model.predict(rows)] == written
     # What one does with a finished run.
     assert run(monkeypatch, "report", recipe.parent / "run", "--output", recipe.parent / "own.html") == 0
@@ -212,7 +220,7 @@ def test_trains_through_the_command_line(
     served = Serving(folder, "--task", f"{here.stem}:WordRegression", folder=recipe.parent)
     try:
         examples = httpx2.get(f"{served.url}/model", timeout=PATIENCE).json()["examples"]
-        assert examples == list(Card.of(model.task).example_rows)
+        assert examples == list(model.task.example_rows)
         answer = httpx2.post(f"{served.url}/predict", json={"inputs": examples}, timeout=PATIENCE)
         assert [len(prediction["numbers"]) for prediction in answer.json()["predictions"]] == [
             len(example["words"]) for example in examples

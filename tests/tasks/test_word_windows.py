@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from bert_tasks.errors import DataError
-from bert_tasks.tasks.shared.windows import (
+from bert_tasks.outputs.features import word_starts
+from bert_tasks.tasks.windows.words import (
     SubWords,
     WindowRules,
     context_sizes,
@@ -18,7 +19,6 @@ from bert_tasks.tasks.shared.windows import (
     documents,
     read_words,
     split_words,
-    word_starts,
 )
 from support.small_tokenizers import LINES
 

@@ -179,7 +179,7 @@ def test_a_step_on_a_device_never_waits(wide_checkpoint: Path, monkeypatch: pyte
 
 
 def test_a_tied_decoder_keeps_the_word_embeddings(dropout_checkpoint: Path, tmp_path: Path) -> None:
-    model = TaskModel.from_pretrained(dropout_checkpoint, task=MaskedLanguageModeling(max_length=40))
+    model = TaskModel.from_pretrained(dropout_checkpoint, task=MaskedLanguageModeling.of(max_length=40))
     before = weights_of(model)
     fit(model, ROWS, ROWS, output_dir=tmp_path, progress=False, **OPTIM)
     changed = {name for name, value in weights_of(model).items() if not torch.equal(value, before[name])}
@@ -188,7 +188,7 @@ def test_a_tied_decoder_keeps_the_word_embeddings(dropout_checkpoint: Path, tmp_
 
 def test_what_adapters_are_not_made_for_is_refused(dropout_checkpoint: Path, tmp_path: Path) -> None:
     pair = TaskModel.from_config(
-        SMALL[ReplacedTokens], task=ReplacedTokens(max_length=40), tokenizer=dropout_checkpoint
+        SMALL[ReplacedTokens], task=ReplacedTokens.of(max_length=40), tokenizer=dropout_checkpoint
     )
     with pytest.raises(UsageError, match="trains two models together"):
         fit(pair, ROWS, ROWS, output_dir=tmp_path, progress=False, **OPTIM)

@@ -11,12 +11,12 @@ from torch.nn import functional as F
 from bert_tasks import TaskModel, fit, load_recipe
 from bert_tasks.encoder.heads import VocabularyOutput
 from bert_tasks.errors import StoppedError, UsageError
+from bert_tasks.outputs.logits import softmax_divergence
 from bert_tasks.recipe.schema import TeacherSection
 from bert_tasks.report import make_report
 from bert_tasks.tasks import PairClassification, TokenClassification
 from bert_tasks.tasks.base import FeatureKeys
-from bert_tasks.tasks.shared.features import collate
-from bert_tasks.tasks.shared.outputs import softmax_divergence
+from bert_tasks.tasks.features import collate
 from bert_tasks.training.distillation import Distillation
 from bert_tasks.training.objectives import Supervised
 from bert_tasks.training.run import dry_run
@@ -87,8 +87,8 @@ def plain(objective, rows, *, temperature, weight):
         divergences.append((soft[0].exp() * (soft[0] - soft[1])).sum() * temperature**2)
         if row["label"] is not None:
             index = LABELS.index(row["label"])
-            labelled.append(-student_logits.log_softmax(-1)[0, index] * WEIGHTED_TASK.class_weights[index])
-            weights.append(WEIGHTED_TASK.class_weights[index])
+            labelled.append(-student_logits.log_softmax(-1)[0, index] * WEIGHTED_TASK.output.class_weights[index])
+            weights.append(WEIGHTED_TASK.output.class_weights[index])
     return (1 - weight) * sum(labelled) / sum(weights) + weight * sum(divergences) / len(rows)
 
 
@@ -139,7 +139,7 @@ def other_direction(student, teacher, temperature):
 def test_the_formula_would_show_the_usual_mistakes(wide_checkpoint, monkeypatch, fault):
     objective_class = fault if isinstance(fault, type) else Distillation
     if objective_class is Distillation:
-        monkeypatch.setattr("bert_tasks.tasks.shared.outputs.softmax_divergence", fault)
+        monkeypatch.setattr("bert_tasks.outputs.classes.softmax_divergence", fault)
     rows = make_rows(9, unlabelled=(2, 5))
     objective = pair(wide_checkpoint, objective_class, temperature=3.0)
     expected = plain(copy.deepcopy(objective), rows, temperature=3.0, weight=0.5).item()
@@ -184,7 +184,7 @@ def test_micro_batches_change_no_weight(wide_checkpoint):
         runs.append((weights_of(objective), logs))
     (whole, logs), (parts, others) = runs
     assert distance(whole, parts) <= 1e-12
-    weights = {"sequence-classification": 0.5, "distillation": 0.5, "hidden": 1.0, "relations": 0.5}
+    weights = {"classes": 0.5, "distillation": 0.5, "hidden": 1.0, "relations": 0.5}
     for log, other in zip(logs, others, strict=True):
         assert other.terms == pytest.approx(log.terms, rel=1e-9)
         assert log.terms.keys() == weights.keys()
@@ -207,7 +207,7 @@ def test_rows_without_labels_teach(wide_checkpoint):
 
 
 def refused(checkpoint, teacher, **changes):
-    student = load_model(checkpoint, dataclasses.replace(TASK, **changes))
+    student = load_model(checkpoint, TASK.with_settings(**changes))
     with pytest.raises(UsageError) as error:
         Distillation(student, teacher)
     return str(error.value)
@@ -218,7 +218,7 @@ def test_a_teacher_that_does_not_fit_is_refused_by_name(checkpoint, unigram_toke
     save_checkpoint(tmp_path, "albert", unigram_tokenizer)
     assert "positive, negative" in refused(checkpoint, teacher, labels=("positive", "negative"))
     assert "other settings" in refused(checkpoint, teacher, problem_type="multi_label_classification")
-    other = load_model(checkpoint, PairClassification(labels=LABELS, max_length=40))
+    other = load_model(checkpoint, PairClassification.of(labels=LABELS, max_length=40))
     assert "pair-classification" in refused(checkpoint, other)
     assert "another tokenizer" in refused(checkpoint, TaskModel.from_pretrained(tmp_path, task=TASK))
     student = load_model(checkpoint)
@@ -227,7 +227,7 @@ def test_a_teacher_that_does_not_fit_is_refused_by_name(checkpoint, unigram_toke
 
 
 def test_a_crf_neither_teaches_nor_learns(checkpoint):
-    tasks = [TokenClassification(labels=("O", "B-x"), max_length=40, crf=is_crf) for is_crf in (True, False)]
+    tasks = [TokenClassification.of(labels=("O", "B-x"), max_length=40, crf=is_crf) for is_crf in (True, False)]
     crf, single = (load_model(checkpoint, task) for task in tasks)
     with pytest.raises(UsageError, match="crf = true scores sequences of tags"):
         Distillation(single, crf)
@@ -251,7 +251,7 @@ def test_a_teacher_counts_positions_as_its_family_does(mpnet_tokenizer, tmp_path
 
 def test_a_student_without_segments_leaves_them_to_the_teacher(wordpiece_tokenizer, tmp_path):
     save_checkpoint(tmp_path, "bert", wordpiece_tokenizer)
-    task = PairClassification(labels=LABELS, max_length=40)
+    task = PairClassification.of(labels=LABELS, max_length=40)
     teacher = TaskModel.from_pretrained(tmp_path, task=task)
     student = teacher.with_layers(family="distilbert")
     rows = [{"text": "a b", "text_pair": "c"}, {"text": "", "text_pair": "d e f"}]
@@ -275,7 +275,7 @@ def test_a_student_without_segments_leaves_them_to_the_teacher(wordpiece_tokeniz
 def teacher_folder(dropout_checkpoint, tmp_path_factory):
     """Saved with its labels in another order: they are compared by name."""
     folder = tmp_path_factory.mktemp("teacher") / "model"
-    task = dataclasses.replace(TASK, labels=LABELS[::-1])
+    task = TASK.with_settings(labels=LABELS[::-1])
     widened(load_model(dropout_checkpoint, task, seed=3), 3).save_pretrained(folder)
     return folder
 
@@ -311,10 +311,10 @@ def test_a_run_records_its_teacher_and_each_loss_term(straight, teacher_folder, 
     assert len(settings["teacher.digest"]) == 64
     assert (settings["teacher.temperature"], settings["teacher.weight"]) == (2.0, 0.5)
     steps = [event for event in events(straight) if event["event"] == "step"]
-    assert all(event["terms"].keys() == {"sequence-classification", "distillation"} for event in steps)
+    assert all(event["terms"].keys() == {"classes", "distillation"} for event in steps)
     assert all(event["loss"] == pytest.approx(sum(event["terms"].values()) / 2) for event in steps)
     loaded = TaskModel.from_pretrained(straight / "model")
-    assert loaded.task.labels == LABELS
+    assert loaded.task.output.labels == LABELS
     rows = [{"text": row["text"]} for row in make_rows(6, seed=1)]
     labels = [
         [prediction.label for prediction in model.predict(rows)]

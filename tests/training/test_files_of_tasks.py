@@ -172,7 +172,7 @@ def test_fit_takes_rows_by_task(folder: Path) -> None:
     sets = {"topic": TOPICS, "slots": SLOTS}
     result = fit(model, rows, sets, output_dir=folder / "out", sampling=2.0, **SETTINGS)
     assert {"topic.accuracy", "slots.overall_f1"} <= result.metrics.keys()
-    assert model.models["topic"].task.labels == ("high", "low", "mid")
+    assert model.models["topic"].task.output.labels == ("high", "low", "mid")
     again = fit(MultiTaskModel.from_pretrained(folder / "base", tasks=TASKS), rows, output_dir=folder / "b", **SETTINGS)
     assert {"topic.accuracy", "slots.overall_f1"} <= again.metrics.keys()  # validation rows are split off of each
 
@@ -282,7 +282,7 @@ def test_a_task_reads_the_numbers_of_glue_as_labels(folder: Path) -> None:
     assert prepared.splits.train.of_head("topic").rows.values("label") == ["unacceptable", "acceptable"] * (
         len(TOPICS) // 2
     )
-    assert prepared.heads["topic"].task.labels == ("unacceptable", "acceptable")  # in the order of GLUE
+    assert prepared.heads["topic"].task.output.labels == ("unacceptable", "acceptable")  # in the order of GLUE
 
 
 def test_a_task_reads_the_columns_of_the_format_of_its_files(folder: Path) -> None:

@@ -10,7 +10,7 @@ from datasets import Dataset, DatasetDict
 from bert_tasks import evaluate, fit
 from bert_tasks.distributed import make_accelerator
 from bert_tasks.errors import DataError, DivergedError, RecipeError, UsageError
-from bert_tasks.tasks.sequence_classification.task import SequenceClassification
+from bert_tasks.tasks.sequence_classification import SequenceClassification
 from bert_tasks.training.step import OptimizerSteps
 from support.training_runs import LABELS, load_model, make_rows, weights_of
 
@@ -85,7 +85,7 @@ def test_an_accelerate_setting_that_would_scale_gradients_is_refused(monkeypatch
 
 
 def test_balanced_weights_cannot_be_evaluated_before_they_are_numbers(checkpoint):
-    task = SequenceClassification(labels=LABELS, max_length=40, class_weights="balanced")
+    task = SequenceClassification.of(labels=LABELS, max_length=40, class_weights="balanced")
     with pytest.raises(UsageError, match="needs the training rows"):
         evaluate(load_model(checkpoint, task), make_rows(3))
 

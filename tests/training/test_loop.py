@@ -3,7 +3,6 @@
 import json
 import math
 import signal
-from dataclasses import replace
 
 import pytest
 import torch
@@ -16,8 +15,7 @@ from bert_tasks.data.table import RowTable
 from bert_tasks.errors import BertTasksError, DivergedError, StoppedError, UsageError
 from bert_tasks.inference import Evaluation, evaluate_samples, evaluation
 from bert_tasks.inference.evaluation import Score
-from bert_tasks.tasks.sequence_classification.task import SequenceClassification
-from bert_tasks.tasks.shared.fitting import Fitting
+from bert_tasks.tasks.sequence_classification import SequenceClassification
 from bert_tasks.training.sampling import learning_rate_factor
 from bert_tasks.training.step import OptimizerSteps
 from support.training_runs import KEYWORDS, LABELS, TASK, distance, load_model, make_rows, make_steps, weights_of
@@ -175,7 +173,7 @@ def test_a_run_that_diverges_stops_with_the_weights_before_that_step(checkpoint,
 
 
 def test_a_poisoned_row_is_named(checkpoint, tmp_path):
-    model = load_model(checkpoint, SequenceClassification(problem_type="regression", max_length=40))
+    model = load_model(checkpoint, SequenceClassification.of(problem_type="regression", max_length=40))
     rows = [{"text": "a ferry", "label": 0.5} for _ in range(12)]
     rows[7]["label"] = 1e300
     with pytest.raises(DivergedError, match=r"has the rows (\d+, )*8[, ]"):
@@ -348,7 +346,7 @@ def load_saved(folder):
 
 
 def test_thresholds_are_tuned_on_the_first_validation_set_and_stored(checkpoint, tmp_path):
-    task = SequenceClassification(labels=LABELS, problem_type="multi_label_classification", max_length=40)
+    task = SequenceClassification.of(labels=LABELS, problem_type="multi_label_classification", max_length=40)
     rows = [{"text": row["text"], "labels": [row["label"]]} for row in make_rows(24)]
     rows.append({"text": " ".join(KEYWORDS.values()), "labels": list(LABELS)})
     swapped = [{"text": row["text"], "labels": ["negative"]} for row in rows[:8]]
@@ -357,7 +355,7 @@ def test_thresholds_are_tuned_on_the_first_validation_set_and_stored(checkpoint,
     stored = json.loads((tmp_path / "model" / "config.json").read_text("utf-8"))["bert_tasks"]["thresholds"]
     assert len(stored) == 2
     assert stored != [0.5, 0.5]
-    assert list(model.task.thresholds) == list(load_saved(tmp_path).task.thresholds) == stored
+    assert list(model.task.output.thresholds) == list(load_saved(tmp_path).task.output.thresholds) == stored
     assert result.metrics["first/f1"] >= result.metrics["first/untuned_f1"]
     assert "second/untuned_f1" not in result.metrics
     assert evaluate(tmp_path / "model", rows[:12])["f1"] == result.metrics["first/f1"]
@@ -366,17 +364,17 @@ def test_thresholds_are_tuned_on_the_first_validation_set_and_stored(checkpoint,
 
 def test_a_second_training_run_fits_to_its_own_rows(checkpoint, tmp_path):
     """Nothing that the first run's data set is left: neither in the weights of the loss nor as a threshold."""
-    task = replace(TASK, class_weights="balanced", problem_type="multi_label_classification")
+    task = TASK.with_settings(class_weights="balanced", problem_type="multi_label_classification")
     single = [{"text": row["text"], "labels": [row["label"]]} for row in make_rows(24)]  # 8 of 24 are positive
     both = [*single, *({"text": "x", "labels": list(LABELS)} for _ in range(8))]
     first = fit(load_model(checkpoint, task), single, single[:12], output_dir=tmp_path / "first", **QUICK)
     again = load_saved(tmp_path / "first")
-    assert again.task.balanced_weights == (8 / 16, 16 / 8)
+    assert again.task.output.balanced_weights == (8 / 16, 16 / 8)
     assert first.metrics["f1"] == evaluate(again, single[:12])["f1"]  # carried for prediction
     assert "untuned_f1" in first.metrics
     second = fit(again, both, single[:12], output_dir=tmp_path / "second", **{**QUICK, "learning_rate": 1e-12})
-    assert type(task)(**Fitting.of(again.task).settings(), labels=again.task.labels) == task
-    assert again.task.balanced_weights == (8 / 24, 16 / 16)
+    assert type(task).of(**again.task.settings(), labels=again.task.output.labels) == task
+    assert again.task.output.balanced_weights == (8 / 24, 16 / 16)
     assert second.metrics["untuned_f1"] == first.metrics["untuned_f1"]  # that of thresholds of 0.5, not of the first
 
 

@@ -31,7 +31,7 @@ def folder(tmp_path_factory, unigram_tokenizer):
 
 def model_of(folder, settings):
     torch.manual_seed(0)
-    return TaskModel.from_pretrained(folder, task=MaskedLanguageModeling(max_length=40, **settings))
+    return TaskModel.from_pretrained(folder, task=MaskedLanguageModeling.of(max_length=40, **settings))
 
 
 def trainer(folder, output, settings):

@@ -309,12 +309,12 @@ def test_labels_come_from_the_training_rows(base: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="needs labels"):
         model.predict("a text")
     fit(model, with_gaps(ROWS), ROWS, output_dir=tmp_path, **SETTINGS)
-    assert model.models["topic"].task.labels == ("high", "low", "mid")
+    assert model.models["topic"].task.output.labels == ("high", "low", "mid")
     slots = model.models["slots"].task
-    assert set(slots.labels) == {tag for row in SENTENCES for tag in row["tags"]}
+    assert set(slots.output.labels) == {tag for row in SENTENCES for tag in row["tags"]}
     counts = Counter(tag for row in with_gaps(ROWS) if "slots" in row for tag in row["slots"])
-    expected = [counts.total() / len(counts) / counts[label] for label in slots.labels]
-    assert slots.balanced_weights == pytest.approx(expected)
+    expected = [counts.total() / len(counts) / counts[label] for label in slots.output.labels]
+    assert slots.output.balanced_weights == pytest.approx(expected)
     assert MultiTaskModel.from_pretrained(tmp_path / "model").models["slots"].task == slots
 
 
@@ -424,8 +424,8 @@ def test_labels_that_one_of_the_models_learns_are_those_of_the_model(quick: Path
     model = load(quick, tasks)
     fit(model.models["topic"], ROWS, ROWS, columns={"label": "topic"}, output_dir=tmp_path / "topic", **SETTINGS)
     fit(model, ROWS, ROWS, output_dir=tmp_path / "both", **SETTINGS)
-    assert model.models["topic"].task.labels == ("high", "low", "mid")
-    assert model.predict("the ferry")[0]["topic"].label in model.models["topic"].task.labels
+    assert model.models["topic"].task.output.labels == ("high", "low", "mid")
+    assert model.predict("the ferry")[0]["topic"].label in model.models["topic"].task.output.labels
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ def test_the_loss_is_the_weighted_sum_of_single_distillations(base: Path, teache
         if alone is None:
             table = RowTable.from_rows(rows, columns=single.task.columns)
             batch = single.packed(single.task.features(list(table), single.require_tokenizer()))
-            (term,) = single.task.loss(single(batch), batch)
+            (term,) = single.task.output.loss(single(batch), batch)
             total = total + weights[name] * term.total / term.count
         else:
             total = total + weights[name] * mean_loss(alone, single, rows)

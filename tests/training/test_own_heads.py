@@ -13,13 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from bert_tasks import TaskModel, evaluate, fit
-from bert_tasks.encoder.config import EncoderConfig
+from bert_tasks.encoder.config import EncoderConfig, HeadKind
 from bert_tasks.encoder.heads import Head, select_first_tokens
 from bert_tasks.encoder.packing import Layout, Selection
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.tasks import SequenceClassification
-from bert_tasks.tasks.base import Part
-from bert_tasks.tasks.sequence_classification.task import TextFormats
 from support.training_runs import LABELS, distance, load_model, make_rows, weights_of
 
 QUICK: dict[str, Any] = {"epochs": 1, "batch_size": 8, "learning_rate": 1e-3, "progress": False}
@@ -52,28 +50,22 @@ class TwoLayers(Head):
         return logits + 0.0 * self.norm.weight.sum() + 0.0 * self.norm.bias.sum()
 
 
-class NoHead(TextFormats):
-    @property
-    def head(self) -> None:
-        return None
-
-
 @dataclass(frozen=True, kw_only=True)
 class OwnHead(SequenceClassification):
     name: ClassVar[str] = "own-head"
-    parts: ClassVar[tuple[type[Part], ...]] = (NoHead, *SequenceClassification.parts)
+    head_kind: ClassVar[HeadKind | None] = None
 
     def head(self, config: EncoderConfig) -> Any:
-        return TwoLayers(config.hidden_size, len(self.labels))
+        return TwoLayers(config.hidden_size, len(self.output.labels))
 
 
 @dataclass(frozen=True, kw_only=True)
 class MisnamedHead(OwnHead):
     name: ClassVar[str] = "misnamed-head"
-    parts: ClassVar[tuple[type[Part], ...]] = SequenceClassification.parts
+    head_kind: ClassVar[HeadKind | None] = "sequence"
 
 
-TASK = OwnHead(labels=LABELS, max_length=40)
+TASK = OwnHead.of(labels=LABELS, max_length=40)
 
 
 def quick_fit(model: TaskModel, folder: Path, **changes: Any) -> None:
@@ -107,9 +99,9 @@ def test_an_own_head_is_trained_saved_and_loaded(checkpoint: Path, tmp_path: Pat
 
 def test_a_head_that_is_not_the_one_it_names_is_refused(checkpoint: Path) -> None:
     with pytest.raises(
-        UsageError, match=r"HFConfig\.head is 'sequence', but the head has no head\.dense\.bias.*Set HFConfig\.head"
+        UsageError, match=r"Task\.head_kind is 'sequence', but the head has no head\.dense\.bias.*Set head_kind"
     ):
-        load_model(checkpoint, MisnamedHead(labels=LABELS, max_length=40))
+        load_model(checkpoint, MisnamedHead.of(labels=LABELS, max_length=40))
 
 
 # A new head is drawn from the run's seed

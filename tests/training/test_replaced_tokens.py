@@ -2,7 +2,6 @@
 
 import json
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +22,8 @@ from bert_tasks.inference import evaluated_predictions
 from bert_tasks.metrics.formulas import area_under_curve, replaced_token_measure
 from bert_tasks.tasks import ReplacedTokens
 from bert_tasks.tasks.base import FeatureKeys
-from bert_tasks.tasks.masked_language_modeling.masking import MaskingRule
-from bert_tasks.tasks.shared.features import collate
-from bert_tasks.tasks.shared.report import Report
+from bert_tasks.tasks.features import collate
+from bert_tasks.tasks.masking import MaskingRule
 from bert_tasks.training.replaced_tokens import ReplacedTokenDetection, make_generator
 from support.hf_models import hf_config, widen
 from support.meta_device import META, on_meta_device
@@ -45,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, bpe_tokenizer: PreTrainedTo
 
 
 def objective_of(folder: Path, **settings: Any) -> ReplacedTokenDetection:
-    model = TaskModel.from_pretrained(folder, task=ReplacedTokens(max_length=24, **settings))
+    model = TaskModel.from_pretrained(folder, task=ReplacedTokens.of(max_length=24, **settings))
     model.draw_new_head(1)
     return ReplacedTokenDetection(model, make_generator(model, seed=1))
 
@@ -195,7 +193,7 @@ def test_a_step_never_waits_for_the_device(folder: Path, monkeypatch: pytest.Mon
 
 
 def run(folder: Path, output: Path, **options: Any) -> Any:
-    model = TaskModel.from_pretrained(folder, task=ReplacedTokens(max_length=24))
+    model = TaskModel.from_pretrained(folder, task=ReplacedTokens.of(max_length=24))
     settings = {"epochs": 3, "batch_size": 4, "learning_rate": 1e-3, "seed": 5, "progress": False, "report": False}
     return fit(model, ROWS, ROWS, output_dir=output, **{**settings, **options})
 
@@ -241,10 +239,12 @@ def test_a_report_shows_replaced_tokens(folder: Path, tmp_path: Path) -> None:
     model = TaskModel.from_pretrained(tmp_path)
     task, table = model.task, RowTable.from_rows(ROWS, columns=model.task.columns)
     predictions = evaluated_predictions(model, table)[""]
-    sections = Report.of(task).sections(predictions, list(table))
-    assert sections.measure.values() == pytest.approx(task.metrics(predictions, ROWS), abs=1e-12)
+    sections = task.output.report(predictions, list(table), task.texts)
+    assert sections.measure.values() == pytest.approx(task.output.metrics(predictions, ROWS), abs=1e-12)
     seen = np.array([token for prediction in predictions for token in prediction.measured])
-    assert task.metrics(predictions, ROWS)["auc"] == pytest.approx(roc_auc_score(seen[:, 1], seen[:, 0]), abs=1e-12)
+    assert task.output.metrics(predictions, ROWS)["auc"] == pytest.approx(
+        roc_auc_score(seen[:, 1], seen[:, 0]), abs=1e-12
+    )
     assert sections.figures == {"tokens": len(seen), "masked": seen[:, 2].sum(), "replaced": seen[:, 1].sum()}
     tokenizer = model.require_tokenizer()
     for row, prediction in zip(ROWS, predictions, strict=True):
@@ -288,11 +288,11 @@ def test_other_families_are_refused_by_name(
 ) -> None:
     save_checkpoint(tmp_path, "bert", bpe_tokenizer)
     with pytest.raises(UsageError, match="bert models have no head of the kind 'replaced-token'"):
-        TaskModel.from_pretrained(tmp_path, task=ReplacedTokens(max_length=24))
+        TaskModel.from_pretrained(tmp_path, task=ReplacedTokens.of(max_length=24))
     with pytest.raises(ValueError, match=r"generator_size is 0\.0, expected a share"):
-        ReplacedTokens(generator_size=0.0)
+        ReplacedTokens.of(generator_size=0.0)
     objective = objective_of(folder)
-    other = TaskModel(hf_config("electra").to_dict(), replace(objective.generator.task, max_length=24))
+    other = TaskModel(hf_config("electra").to_dict(), objective.generator.task.with_settings(max_length=24))
     with pytest.raises(UsageError, match="the generator's word embeddings are not of the model's size"):
         ReplacedTokenDetection(objective.model, other)
 

@@ -376,7 +376,7 @@ def test_more_patience_goes_on_with_a_run_that_stopped_early(dropout_checkpoint,
 def test_other_settings_rows_labels_or_models_are_refused(dropout_checkpoint, checkpoint, tmp_path):
     folder, example = tmp_path / "run", EXAMPLES["single"]
     stopped(2, folder, dropout_checkpoint)
-    relabelled = replace(example.task, labels=("mid", "low", "high"))
+    relabelled = example.task.with_settings(labels=("mid", "low", "high"))
     for difference, base, task, rows, changes in (
         (r"optim\.batch_size = 4 \(was 3\)", dropout_checkpoint, example.task, example.rows, {"batch_size": 4}),
         (r"run\.seed = 7 \(was 42\)", dropout_checkpoint, example.task, example.rows, {"seed": 7}),

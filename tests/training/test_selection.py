@@ -2,7 +2,6 @@
 
 import json
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,14 +16,13 @@ from bert_tasks.recipe.schema import RunSection
 from bert_tasks.report.charts import loss_chart
 from bert_tasks.report.collect import gather
 from bert_tasks.tasks import PairClassification, SpanExtraction
-from bert_tasks.tasks.sequence_classification.task import SequenceClassification
-from bert_tasks.tasks.shared.report import Report
-from bert_tasks.tasks.token_classification.task import TokenClassification
+from bert_tasks.tasks.sequence_classification import SequenceClassification
+from bert_tasks.tasks.token_classification import TokenClassification
 from bert_tasks.training.evaluation import metric_metadata, rank_of
 from bert_tasks.training.state import TrainerState
 from support.training_runs import LABELS, TASK, load_model, make_rows
 
-TAGGER = TokenClassification(labels=("O", "B-loss", "B-invalid_transitions"))
+TAGGER = TokenClassification.of(labels=("O", "B-loss", "B-invalid_transitions"))
 SETS = ("dev", "dev_strict")
 
 
@@ -37,8 +35,8 @@ def rank(metrics, metric=None, *, task=TASK, sets=("",)):
     [
         ("loss", TASK, True),
         ("accuracy", TASK, False),
-        ("f1_loss", SequenceClassification(labels=("gain", "loss")), False),
-        ("recall_x_loss", SequenceClassification(labels=("gain", "x_loss")), False),
+        ("f1_loss", SequenceClassification.of(labels=("gain", "loss")), False),
+        ("recall_x_loss", SequenceClassification.of(labels=("gain", "x_loss")), False),
         ("loss_f1", TAGGER, False),
         ("invalid_transitions", TAGGER, True),
         ("invalid_transitions_f1", TAGGER, False),
@@ -107,10 +105,10 @@ def test_ambiguous_names_of_sets_are_refused_before_training(checkpoint, tmp_pat
 def test_counts_and_thresholds_are_declared_by_the_task():
     golds, guesses = [["noon"], []], ["noon", "rain"]
     metrics = squad_v2_metrics(golds, guesses, [0.5, 1.5])
-    assert {"total", "HasAns_total", "best_f1_thresh"} < Report.of(SpanExtraction()).neutral_metrics <= metrics.keys()
-    pairs = PairClassification(labels=LABELS)
-    assert Report.of(pairs).neutral_metrics < ranking_metrics(["a"], [True], [0.5]).keys()
-    assert Report.of(TASK).neutral_metrics == Report.of(TAGGER).neutral_metrics == frozenset()
+    assert {"total", "HasAns_total", "best_f1_thresh"} < SpanExtraction.of().output.neutral_metrics <= metrics.keys()
+    pairs = PairClassification.of(labels=LABELS)
+    assert pairs.output.neutral_metrics < ranking_metrics(["a"], [True], [0.5]).keys()
+    assert TASK.output.neutral_metrics == TAGGER.output.neutral_metrics == frozenset()
 
 
 def test_a_state_without_values_comes_back_from_json() -> None:
@@ -138,7 +136,7 @@ def test_damaged_values_of_several_tasks_are_refused(tuned: dict[str, Any]) -> N
 
 
 def test_values_of_several_tasks_come_back() -> None:
-    tasks = {"topic": replace(TASK, temperature=2.0), "slots": TAGGER}
+    tasks = {"topic": TASK.with_settings(temperature=2.0), "slots": TAGGER}
     stored = json.loads(json.dumps(TrainerState(tasks=tasks).state_dict()))
     again = TrainerState(tasks={"topic": TASK, "slots": TAGGER})
     again.load_state_dict(stored)

@@ -10,7 +10,7 @@ from bert_tasks.data.problems import RowErrors
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import RecipeError
 from bert_tasks.recipe.check import check
-from bert_tasks.tasks.span_extraction.task import SpanExtraction
+from bert_tasks.tasks.span_extraction import SpanExtraction
 from bert_tasks.training.files import read_run_metadata
 from support.recipes import write_with_data
 from support.training_runs import load_model, make_rows
@@ -113,7 +113,7 @@ def test_answers_that_are_not_in_their_context_can_be_left_out():
         for text, start in (("at seven", 17), ("at eight", 17), ("The ferry", 0))
     ]
     table = RowTable.from_rows(
-        rows, "train", SpanExtraction().columns, require_labels=True, skip_errors=True
+        rows, "train", SpanExtraction.of().columns, require_labels=True, skip_errors=True
     ).without_errors()
     assert [row["line"] for row in table] == [1, 3]
     assert table.errors is not None

@@ -10,8 +10,9 @@ import torch
 
 from bert_tasks import TaskModel
 from bert_tasks.errors import DivergedError
-from bert_tasks.tasks.base import LossTerm
-from bert_tasks.tasks.sequence_classification.task import SequenceClassification
+from bert_tasks.outputs.base import LossTerm
+from bert_tasks.outputs.classes import Classes
+from bert_tasks.tasks.sequence_classification import SequenceClassification
 from bert_tasks.training.objectives import Supervised
 from bert_tasks.training.optim import set_sparse_gradients
 from bert_tasks.training.sampling import learning_rate_factor
@@ -37,13 +38,17 @@ from support.training_runs import (
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeanOfMeans(SequenceClassification):
+class MeanOfMeansClasses(Classes):
     """The usual mistake: micro-batches count alike, whatever they hold."""
 
     def loss(self, logits, batch):
         (loss,) = super().loss(logits, batch)
         total = loss.total / loss.count.clamp(min=1e-9)
         return (LossTerm(name=loss.name, total=total, count=torch.ones_like(loss.count)),)
+
+
+class MeanOfMeans(SequenceClassification):
+    outputs = (MeanOfMeansClasses,)
 
 
 def trained(checkpoint, *, micro_batch_tokens, dtype=torch.float64, task=WEIGHTED_TASK):
@@ -85,7 +90,7 @@ def test_the_steps_of_an_epoch_and_of_the_warm_up_are_rounded_up(wide_checkpoint
     [(torch.float64, 1e-12, 1, 0.0), (torch.float64, 1e-12, 40, 2.0), (torch.float32, 1e-6, 40, 0.0)],
 )
 def test_micro_batches_change_no_weight(wide_checkpoint, dtype, tolerance, micro_batch_tokens, gamma):
-    options = {"dtype": dtype, "task": replace(WEIGHTED_TASK, focal_gamma=gamma)}
+    options = {"dtype": dtype, "task": WEIGHTED_TASK.with_settings(focal_gamma=gamma)}
     whole, losses = trained(wide_checkpoint, micro_batch_tokens=16384, **options)
     cut, losses_cut = trained(wide_checkpoint, micro_batch_tokens=micro_batch_tokens, **options)
     assert distance(whole, cut) <= tolerance
@@ -106,7 +111,7 @@ def test_micro_batches_in_bfloat16_give_almost_the_same_gradient(wide_checkpoint
 
 
 def test_the_mean_of_micro_batch_means_would_show(wide_checkpoint):
-    task = MeanOfMeans(labels=LABELS, max_length=40, class_weights=(0.3, 1.7))
+    task = MeanOfMeans.of(labels=LABELS, max_length=40, class_weights=(0.3, 1.7))
     whole, _ = trained(wide_checkpoint, micro_batch_tokens=16384)
     assert distance(whole, trained(wide_checkpoint, micro_batch_tokens=16384, task=task)[0]) <= 1e-12
     assert distance(whole, trained(wide_checkpoint, micro_batch_tokens=40, task=task)[0]) > 1e-4
@@ -126,7 +131,7 @@ def test_the_gradient_is_that_of_the_weighted_mean_over_labelled_rows(wide_check
     encoded = reference.tokenizer([row["text"] for row in labelled], padding=True, return_tensors="pt")
     logits = reference(encoded["input_ids"], encoded["attention_mask"])
     targets = torch.tensor([LABELS.index(row["label"]) for row in labelled])
-    weight = torch.tensor(WEIGHTED_TASK.class_weights, dtype=torch.float64)
+    weight = torch.tensor(WEIGHTED_TASK.output.class_weights, dtype=torch.float64)
     loss = torch.nn.functional.cross_entropy(logits, targets, weight=weight)
     loss.backward()
     assert result.values[0].item() == pytest.approx(loss.item(), rel=1e-12)

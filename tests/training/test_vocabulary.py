@@ -14,7 +14,7 @@ from bert_tasks.data.arrow import ArrowRows
 from bert_tasks.errors import CheckpointError
 from bert_tasks.tasks import MaskedLanguageModeling
 from bert_tasks.tasks.replaced_token_detection import ReplacedTokens
-from bert_tasks.tasks.sequence_classification.task import SequenceClassification
+from bert_tasks.tasks.sequence_classification import SequenceClassification
 from bert_tasks.training import vocabulary
 from bert_tasks.training.distillation import Distillation
 from bert_tasks.training.objectives import Supervised
@@ -189,9 +189,9 @@ class Drawing(SequenceClassification):
 @pytest.mark.parametrize(
     "task",
     [
-        MaskedLanguageModeling(max_length=40),
-        ReplacedTokens(max_length=40),
-        Drawing(labels=LABELS, max_length=40),
+        MaskedLanguageModeling.of(max_length=40),
+        ReplacedTokens.of(max_length=40),
+        Drawing.of(labels=LABELS, max_length=40),
     ],
     ids=lambda task: task.name,
 )

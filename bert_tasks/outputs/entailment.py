@@ -1,0 +1,202 @@
+"""Labels that a model was not trained for, by the entailment of a hypothesis for each label.
+
+A model of pairs says whether a text entails a hypothesis, such as "This example is sports." Each window of a row is the
+pair of the text and the hypothesis of one label, and its logits become the one logit of that label.
+
+Source: Yin, Hay and Roth (arXiv:1909.00161). Scores equal the scores of transformers' pipeline
+``zero-shot-classification``.
+
+Shape legend: B sequences (pairs), S samples (rows), L labels, C labels of the model.
+"""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from bert_tasks.data.columns import Row
+from bert_tasks.encoder.packing import PackedBatch
+from bert_tasks.metrics.calibration import calibration
+from bert_tasks.metrics.formulas import accuracy_measure
+from bert_tasks.outputs.base import LossTerm, labelled
+from bert_tasks.outputs.classes import Classes, ClassPrediction
+from bert_tasks.outputs.features import Feature, windows_by_row
+from bert_tasks.outputs.label_set import LabelSet, LabelSetPrediction
+from bert_tasks.outputs.row_sections import mistakes
+from bert_tasks.outputs.sections import ReportSections, RowResult
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+NO_TEACHER = "a model with labels that it was not trained for cannot learn from a teacher"
+NO_EXPLANATIONS = "a model with labels that it was not trained for has no explanations. Predict without them"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EntailedClasses(Classes):
+    """One of several labels, by a softmax over the entailment logits of all labels.
+
+    Attributes:
+        entailment: The index of the model's label of entailment.
+
+    Example:
+        >>> EntailedClasses(labels=("sports", "politics"), entailment=2).size
+        2
+    """
+
+    name: ClassVar[str] = "entailed-classes"
+    no_teacher_reason: ClassVar[str | None] = NO_TEACHER
+    no_explanations_reason: ClassVar[str | None] = NO_EXPLANATIONS
+    entailment: int
+
+    def loss(self, logits: Tensor, batch: PackedBatch) -> tuple[LossTerm, ...]:
+        rows = self._label_logits(logits).view(-1, self.size)  # [S, L]
+        return super().loss(rows, batch)
+
+    def _label_logits(self, logits: Tensor) -> Tensor:
+        """Returns the logit of each pair's label, ``[B, C] -> [B]``."""
+        return logits.select(-1, self.entailment)
+
+    @property
+    def remedies(self) -> tuple[str, ...]:
+        return ()  # the model is not trained
+
+    def compact(self, logits: Sequence[Tensor], features: Sequence[Feature]) -> Sequence[Tensor]:
+        """Returns the logit of each pair's label."""
+        return _single_logits(self._label_logits(torch.stack(list(logits))))
+
+    def decode(
+        self,
+        compact: Sequence[Tensor],
+        features: Sequence[Feature],
+        rows: Sequence[Row],
+        tokenizer: "PreTrainedTokenizerBase",
+    ) -> list[ClassPrediction]:
+        return super().decode(_row_logits(compact, features), _first_windows(features), rows, tokenizer)
+
+    def with_logits(
+        self, predictions: Sequence[ClassPrediction], compact: Sequence[Tensor], features: Sequence[Feature]
+    ) -> list[ClassPrediction]:
+        pairs = zip(predictions, _row_logits(compact, features), strict=True)
+        return [replace(prediction, logits=tuple(logits.tolist())) for prediction, logits in pairs]
+
+    def report(
+        self, predictions: Sequence[ClassPrediction], rows: Sequence[Row], texts: Sequence[str]
+    ) -> ReportSections:
+        return _report(self, labelled(rows, predictions, self.column.name), texts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EntailedLabels(LabelSet):
+    """Several labels, or a single one, each by a softmax over its logits of entailment and contradiction.
+
+    Attributes:
+        entailment: The index of the model's label of entailment.
+
+    Example:
+        >>> EntailedLabels(labels=("sports",), entailment=0).size
+        1
+    """
+
+    name: ClassVar[str] = "entailed-labels"
+    no_teacher_reason: ClassVar[str | None] = NO_TEACHER
+    no_explanations_reason: ClassVar[str | None] = NO_EXPLANATIONS
+    can_abstain: ClassVar[bool] = True
+    entailment: int
+
+    def loss(self, logits: Tensor, batch: PackedBatch) -> tuple[LossTerm, ...]:
+        rows = self._label_logits(logits).view(-1, self.size)  # [S, L]
+        return super().loss(rows, batch)
+
+    def _label_logits(self, logits: Tensor) -> Tensor:
+        """Returns the logit of each pair's label, whose sigmoid is that softmax, ``[B, C] -> [B]``.
+
+        The pipeline, too, takes the first label of the model for contradiction, or the last if entailment is the first.
+        """
+        contradiction = 0 if self.entailment else -1
+        return logits.select(-1, self.entailment) - logits.select(-1, contradiction)
+
+    @property
+    def remedies(self) -> tuple[str, ...]:
+        return ()  # the model is not trained
+
+    def compact(self, logits: Sequence[Tensor], features: Sequence[Feature]) -> Sequence[Tensor]:
+        """Returns the logit of each pair's label."""
+        return _single_logits(self._label_logits(torch.stack(list(logits))))
+
+    def decode(
+        self,
+        compact: Sequence[Tensor],
+        features: Sequence[Feature],
+        rows: Sequence[Row],
+        tokenizer: "PreTrainedTokenizerBase",
+    ) -> list[LabelSetPrediction]:
+        return super().decode(_row_logits(compact, features), _first_windows(features), rows, tokenizer)
+
+    def with_logits(
+        self, predictions: Sequence[LabelSetPrediction], compact: Sequence[Tensor], features: Sequence[Feature]
+    ) -> list[LabelSetPrediction]:
+        pairs = zip(predictions, _row_logits(compact, features), strict=True)
+        return [replace(prediction, logits=tuple(logits.tolist())) for prediction, logits in pairs]
+
+    def decisions(self, prediction: LabelSetPrediction) -> Sequence[Hashable]:
+        """Returns the most probable label."""
+        return (prediction.label,)
+
+    def describe(self, decision: Any) -> str:
+        return f"{decision!r} for every row"
+
+    def report(
+        self, predictions: Sequence[LabelSetPrediction], rows: Sequence[Row], texts: Sequence[str]
+    ) -> ReportSections:
+        return _report(self, labelled(rows, predictions, self.column.name), texts)
+
+
+def _single_logits(logits: Tensor) -> Sequence[Tensor]:
+    """Returns ``B x [1]`` the logits ``[B]``."""
+    return logits.unsqueeze(-1).unbind()
+
+
+def _row_logits(compact: Sequence[Tensor], features: Sequence[Feature]) -> list[Tensor]:
+    """Returns ``S x [L]`` the logits of the labels of each row."""
+    rows = []
+    for windows in windows_by_row(features):
+        of_labels = [compact[window] for window in windows]
+        rows.append(torch.cat(of_labels))
+    return rows
+
+
+def _first_windows(features: Sequence[Feature]) -> list[Feature]:
+    """Returns one feature for each row."""
+    return [features[windows[0]] for windows in windows_by_row(features)]
+
+
+def _report(
+    output: Classes | LabelSet,
+    pairs: Sequence[tuple[Row, ClassPrediction]] | Sequence[tuple[Row, LabelSetPrediction]],
+    texts: Sequence[str],
+) -> ReportSections:
+    """Reports the most probable label of each row as a choice, because the model has no classes of its own."""
+    results = []
+    for row, prediction in pairs:
+        label = row[output.column.name]
+        result = RowResult(
+            row=row,
+            label=label,
+            prediction=prediction.label,
+            score=prediction.score,
+            is_correct=label == prediction.label,
+        )
+        results.append(result)
+    correct = [result.is_correct for result in results]
+    return ReportSections(
+        measure=accuracy_measure(correct),
+        unit="rows",
+        headline=("accuracy",),
+        results=tuple(results),
+        labels=output.labels,
+        calibration=calibration([result.score for result in results], correct),
+        examples=mistakes(results, texts),
+    )

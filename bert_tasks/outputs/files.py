@@ -1,0 +1,34 @@
+"""Formats of files that hold the predictions of all rows in a form of their own, such as the files of SQuAD."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bert_tasks.data.columns import Row
+
+
+def _accept(output: Any, extension: str, rows: Iterable[Row]) -> tuple[str, ...]:
+    return ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileFormat:
+    """A format of files of predictions.
+
+    Attributes:
+        render: Called with the output, the extension, the predictions and their rows. Returns the text of each file by
+            the suffix of its name. The suffix "" is the file that the user has named.
+        check: Called with the output, the extension and the rows, before they are predicted. Returns sentences about
+            what the format cannot hold, so that ``render`` changes it, or raises DataError. Default: accepts all rows.
+        with_labels: True if the labels of the rows are written beside the predictions.
+        with_other_columns: True if ``render`` reads further columns of a row, in ``PASSTHROUGH``.
+
+    Example:
+        >>> Tags.files[".conll"].with_labels
+        True
+    """
+
+    render: Callable[[Any, str, Sequence[Any], Sequence[Row]], Mapping[str, str]]
+    check: Callable[[Any, str, Iterable[Row]], tuple[str, ...]] = _accept
+    with_labels: bool = False
+    with_other_columns: bool = False

@@ -1,0 +1,62 @@
+"""Predictions, one for each row, whose dataclass is the schema of JSON, Arrow and OpenAPI."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import TypeVar
+
+NOT_WRITTEN: Mapping[str, Any] = MappingProxyType({"exclude": True})  # pydantic's name, so that OpenAPI also lacks it
+ON_REQUEST = ("logits", "explanation")  # fields of predictions that only some calls compute
+
+
+def float_list(vector: NDArray[np.float32]) -> list[float]:
+    """Returns the numbers with the nine digits that identify a float32."""
+    return [float(f"{value:.9g}") for value in vector.tolist()]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The prediction of a model for one row. The frozen dataclass is its own schema.
+
+    Its fields are what ``predict`` returns, the keys of the written JSON, Arrow columns, and the server's OpenAPI
+    document. JSON has a field with a default only if its value differs from the default. A field with the metadata
+    ``NOT_WRITTEN`` is for metrics and reports only.
+
+    Example:
+        >>> ChoicePrediction(label=1, answer="Eat.", score=0.75, scores=(0.25, 0.75)).to_json()
+    """
+
+    def to_json(self, *, encode_vector: Callable[[NDArray[np.float32]], Any] = float_list) -> dict[str, Any]:
+        """Returns the written fields as plain values, in the order of the fields.
+
+        Args:
+            encode_vector: Called with the arrays of vectors. Default: a list of numbers.
+        """
+        content: dict[str, Any] = _plain_value(self, encode_vector)
+        return content
+
+
+def _plain_value(value: Any, encode_vector: Callable[[NDArray[np.float32]], Any]) -> Any:
+    if isinstance(value, np.ndarray):
+        return encode_vector(value)
+    if is_dataclass(value):
+        content = {}
+        for field in fields(value):
+            item = getattr(value, field.name)
+            default = field.default if field.default_factory is MISSING else field.default_factory()
+            if not field.metadata.get("exclude") and (default is MISSING or item != default):
+                content[field.name] = _plain_value(item, encode_vector)
+        return content
+    if isinstance(value, Mapping):
+        return {key: _plain_value(item, encode_vector) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain_value(item, encode_vector) for item in value]
+    return value
+
+
+# What an output predicts. A model that is loaded by a task's name has predictions of any type for a type checker.
+PredictionT = TypeVar("PredictionT", bound=Prediction, default=Any)

@@ -1,0 +1,84 @@
+"""What outputs share that answer once for each row, by the mean of the logits of its windows.
+
+Shape legend: B sequences (windows), S samples (rows), R samples with labels, L labels.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from bert_tasks.data.columns import Row
+from bert_tasks.encoder import packing
+from bert_tasks.encoder.packing import PackedBatch
+from bert_tasks.errors import DataError
+from bert_tasks.outputs.explanation import ExplainedLogit
+from bert_tasks.outputs.features import Feature, windows_by_row
+from bert_tasks.outputs.logits import sample_logits
+
+
+def labelled_samples(logits: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor] | None:
+    """Returns the logits and the labels of the rows that have labels. None if no row has labels.
+
+    Args:
+        logits: ``[B, L]`` logits of the windows.
+        batch: The batch. The first window of a row has its labels.
+
+    Returns:
+        ``[R, L]`` and ``[R, number of labels of a row]``.
+    """
+    samples = sample_logits(logits, batch.windows)  # [S, L]
+    numbers = batch.labelled_rows
+    if not numbers:
+        return None
+    if len(numbers) < len(samples):
+        samples = samples.index_select(0, packing.device_tensor(numbers, samples.device, torch.long))
+    return samples, batch.labels.view(len(numbers), -1)
+
+
+def row_logits(compact: Sequence[Tensor], features: Sequence[Feature]) -> Tensor:
+    """Returns ``[S, L]`` the mean logits of the windows of each row. There must be a row."""
+    windows = Counter(feature["row"] for feature in features)
+    return sample_logits(torch.stack(list(compact)), windows.values())
+
+
+def shown_logits(compact: Sequence[Tensor], features: Sequence[Feature]) -> list[tuple[float, ...]]:
+    """Returns the mean logits of each row as numbers, for people who asked for them."""
+    shown = []
+    for indices in windows_by_row(features):
+        windows = torch.stack([compact[index] for index in indices])
+        mean = sample_logits(windows, [len(indices)])[0]
+        shown.append(tuple(mean.tolist()))
+    return shown
+
+
+def mean_logits_to_explain(
+    labels: Sequence[str | None],
+    places: Sequence[int],
+    features: Sequence[Feature],
+    rows: Sequence[Row],
+    texts: Sequence[str],
+) -> list[ExplainedLogit]:
+    """Returns one logit of each row, a mean over its windows, for explanations.
+
+    Args:
+        labels: The label of each row's logit. None for a number.
+        places: The position of each row's logit among the logits of a window.
+        features: The features of the rows.
+        rows: The rows.
+        texts: The columns of the texts that the model reads.
+    """
+    explained = []
+    for label, place, windows, row in zip(labels, places, windows_by_row(features), rows, strict=True):
+        read = {name: row[name] for name in texts}
+        terms = tuple((window, place, 1 / len(windows)) for window in windows)
+        explained.append(ExplainedLogit(label=label, texts=read, terms=terms))
+    return explained
+
+
+def check_known(row_labels: set[str], labels: Sequence[str]) -> None:
+    """Raises DataError if a row has a label that the model does not know."""
+    unknown = sorted(row_labels.difference(labels))
+    if unknown:
+        raise DataError(f"unknown label {unknown[0]!r}. The labels are {', '.join(map(repr, labels))}")

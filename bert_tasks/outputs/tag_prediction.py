@@ -1,0 +1,66 @@
+"""Predictions of taggers: the tag of each word, and the entities that the tags mark."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from bert_tasks.data.conll import entities
+from bert_tasks.data.words import located_words
+from bert_tasks.outputs.explanation import Explanation
+from bert_tasks.outputs.prediction import Prediction
+
+
+@dataclass(frozen=True, kw_only=True)
+class EntitySpan:
+    """An entity with the field names of transformers' pipeline.
+
+    Attributes:
+        score: Mean of its words' scores.
+        word: Characters of the row's text from ``start`` to ``end``.
+        start, end: Its characters in the row's text. Without a text in all words with a space between them.
+        explanation: Explanation of the mean logit of its words' tags. Only on request.
+    """
+
+    entity_group: str
+    score: float
+    word: str
+    start: int
+    end: int
+    explanation: Explanation | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenPrediction(Prediction):
+    """The prediction for one row of words.
+
+    Attributes:
+        words, tags: The words, and one of the model's labels for each word.
+        scores: Probability of each tag (with a CRF, over all tag sequences).
+        entities: Entities that the tags mark, counted as conlleval does. Empty if labels are raw.
+        logits: Logits of each word, in label order. Only on request.
+    """
+
+    words: tuple[str, ...]
+    tags: tuple[str, ...]
+    scores: tuple[float, ...]
+    entities: tuple[EntitySpan, ...]
+    logits: tuple[tuple[float, ...], ...] | None = None
+
+
+def entity_spans(
+    words: Sequence[str], tags: Sequence[str], scores: Sequence[float], text: str | None = None
+) -> tuple[EntitySpan, ...]:
+    """Returns the entities of tags, with characters in the text of ``located_words``."""
+    _, text, places = located_words(words, text)
+    spans = []
+    for entity in entities(tags):
+        start, end = places[entity.start][0], places[entity.end - 1][1]
+        span = EntitySpan(
+            entity_group=entity.type,
+            score=fmean(scores[entity.start : entity.end]),
+            word=text[start:end],
+            start=start,
+            end=end,
+        )
+        spans.append(span)
+    return tuple(spans)

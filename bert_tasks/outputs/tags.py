@@ -1,0 +1,479 @@
+"""A tag for every word, by a softmax for each word or by a CRF over the words of a row.
+
+Owns what the loss of tags is, and how logits become tags, entities and their metrics. The CRF is in encoder/crf.py.
+
+Shape legend: R tokens read (words, for a CRF), W words, L labels.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, chain, islice, pairwise
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
+
+import torch
+from torch import Tensor
+
+from bert_tasks.data.columns import Column, Row
+from bert_tasks.data.conll import (
+    Scheme,
+    detect_scheme,
+    entities,
+    forbidden_steps,
+    invalid_transitions,
+    label_scheme,
+    to_labels,
+)
+from bert_tasks.data.kinds import known_tags
+from bert_tasks.data.profile import listed
+from bert_tasks.data.table import token_batches
+from bert_tasks.data.words import located_words
+from bert_tasks.encoder import crf, packing
+from bert_tasks.encoder.config import HeadKind
+from bert_tasks.encoder.packing import PackedBatch
+from bert_tasks.errors import DataError, UsageError
+from bert_tasks.metrics.tables import MetricTable, metric_table
+from bert_tasks.metrics.tagging import check_names, tagging_metrics
+from bert_tasks.outputs.base import LossTerm, Output, labelled, no_loss
+from bert_tasks.outputs.calibration import (
+    ECE,
+    CalibrationMethod,
+    calibration_metrics,
+    check_temperature,
+    fitted_temperature,
+)
+from bert_tasks.outputs.class_weights import (
+    REMEDY,
+    balanced_weights,
+    check_class_weights,
+    label_weights,
+    weights_like,
+)
+from bert_tasks.outputs.conll_files import TAG_FILES, compared_predictions, compared_tags
+from bert_tasks.outputs.explanation import ExplainedLogit, Explanation
+from bert_tasks.outputs.features import Feature, windows_by_row, word_starts
+from bert_tasks.outputs.files import FileFormat
+from bert_tasks.outputs.logits import softmax_divergence
+from bert_tasks.outputs.losses import check_focal_gamma, cross_entropy
+from bert_tasks.outputs.prediction import Prediction
+from bert_tasks.outputs.sections import ReportSections
+from bert_tasks.outputs.settings import fitted, per_label, require
+from bert_tasks.outputs.tag_prediction import EntitySpan as EntitySpan
+from bert_tasks.outputs.tag_prediction import TokenPrediction as TokenPrediction
+from bert_tasks.outputs.tag_prediction import entity_spans as entity_spans
+from bert_tasks.outputs.tag_report import label_word, tag_sections
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_CRF_SCORES = 2**23  # numbers in the CRF matrices that are decoded at once
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tags(Output[TokenPrediction]):
+    """A tag for every word, such as named entities, slots, chunks or parts of speech.
+
+    The tags are scored alone, by a softmax for each word, or as a sequence, by a CRF. If the labels are chunk tags
+    (B-PER, I-PER, ...), predictions have the entities that the tags mark, and metrics count entities.
+
+    Attributes:
+        class_weights: One weight per label, or ``balanced`` (n / (labels x n of the label), from the n labelled words
+            of the training data).
+        balanced_weights: The weights of ``balanced`` on the training rows, one per label.
+        focal_gamma: Exponent of the focal loss (arXiv:1708.02002), which multiplies the cross entropy of an example by
+            (1 - p)^focal_gamma, where p is the probability of the right label. 0 is the cross entropy, the paper uses
+            2.
+        crf: Score tag sequences, not tags. Steps that the label scheme forbids are never predicted.
+        scheme: the scheme in which the training tags were written.
+        calibration: ``temperature`` divides the logits by one number that gives the validation rows the lowest cross
+            entropy. ``none`` uses them as they are.
+        temperature: The number, fitted on the validation rows.
+
+    Example:
+        >>> Tags(labels=("O", "B-PER", "I-PER")).word_labels({"words": ["Ada", "sings"], "tags": ["B-PER", "O"]})
+        ['B-PER', 'O']
+    """
+
+    name: ClassVar[str] = "tags"
+    column: ClassVar[Column] = Column(name="tags", kind="tags", required=False)
+    prediction: ClassVar[type[Prediction]] = TokenPrediction
+    head_kind: ClassVar[HeadKind | None] = "token"
+    pipeline_tag: ClassVar[str | None] = "token-classification"
+    lower_is_better: ClassVar[frozenset[str]] = frozenset({"invalid_transitions", ECE})
+    files: ClassVar[Mapping[str, FileFormat]] = TAG_FILES
+    class_weights: Literal["balanced"] | tuple[float, ...] | None = per_label(None)
+    balanced_weights: tuple[float, ...] = fitted((), per_label=True)
+    focal_gamma: float = 0.0
+    crf: bool = False
+    scheme: Literal["", "IOB1", "IOB2", "BIOES", "raw"] = fitted("")
+    calibration: CalibrationMethod = "none"
+    temperature: float = fitted(1.0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_temperature(self.temperature)
+        check_focal_gamma(self.focal_gamma)
+        require(
+            not self.crf or (self.class_weights is None and self.focal_gamma == 0),
+            "class_weights and focal_gamma do not apply to crf = true, whose loss is of whole sentences, not of words",
+        )
+        check_class_weights(self.labels, self.class_weights, self.balanced_weights)
+        require(len(self.labels) != 1, "labels holds 1 name, a tagger needs at least 2")
+        require(
+            not self.crf or self.calibration == "none",
+            "crf = true has no temperature, because it scores sequences of tags. Set calibration = 'none'",
+        )
+
+    @property
+    def size(self) -> int:
+        return len(self.labels)
+
+    @property
+    def has_hf_head(self) -> bool:
+        """False with a CRF, because transformers has the scores of single tags, not the CRF over them."""
+        return not self.crf
+
+    @property
+    def has_names(self) -> bool:
+        """False if all labels are LABEL_0, LABEL_1, ..., which transformers writes for labels without names."""
+        return not all(label.startswith("LABEL_") for label in self.labels)
+
+    @property
+    def _label_scheme(self) -> Scheme:
+        """The scheme of the labels, and so of the predictions."""
+        return label_scheme(self.labels)
+
+    # Training
+
+    def word_labels(self, row: Row) -> list[str] | None:
+        """Returns the label of each word of a row. None if the row has no tags, or one that no label has."""
+        tags = row.get("tags")
+        return None if tags is None else self._labels_of(tags)
+
+    def _labels_of(self, tags: Sequence[str]) -> list[str] | None:
+        """Returns the labels of the tags of a sentence. None if no label has one of them."""
+        names = to_labels(tags, self.labels)
+        return names if set(names).issubset(self.labels) else None
+
+    def check_known(self, sentences: Iterable[Sequence[str]]) -> None:
+        """Checks that the labels have names, and that they are of these data.
+
+        Raises:
+            DataError: The sentences have tags, and none of them is a label.
+        """
+        tags = set[str]()
+        for sentence in sentences:
+            tags.update(compared_tags(sentence, self.labels))
+        if tags and set(known_tags(self.labels)).isdisjoint(tags):
+            ours = listed(list(map(repr, self.labels)))
+            theirs = listed(list(map(repr, sorted(tags))))
+            raise DataError(
+                f"the model's labels are {ours}, and none of the rows' tags, {theirs}, is among them. If the labels "
+                "only lack names, load the model with labels=[...], the names in its order"
+            )
+
+    def counts(self, features: Sequence[Feature]) -> dict[str, float]:
+        """Counts labelled tokens, or sums their class weights."""
+        weights = label_weights(self.class_weights, self.balanced_weights)
+        if weights is None:
+            return super().counts(features)
+        total: list[float] = []
+        for feature in features:
+            labels = feature.get("labels")
+            if labels:
+                total += [weights[int(label)] for label in labels]
+        return {self.name: float(sum(total))}
+
+    def loss(self, logits: Tensor, batch: PackedBatch) -> tuple[LossTerm]:
+        """Sums the cross entropy over labelled tokens, or the CRF's negative log likelihood over windows.
+
+        Either way the mean divides by what is labelled, which with ``labelling = "first"`` are the words, as in
+        transformers. With class weights it divides by the sum of the weights of these words.
+        """
+        logits = _labelled_logits(logits, batch)
+        counts = [count for count in batch.label_counts if count]
+        if not counts:
+            return (no_loss(self.name, logits),)
+        labels = batch.labels.long()
+        weights = weights_like(label_weights(self.class_weights, self.balanced_weights), logits)
+        if self.crf:
+            total = -crf.log_likelihood(logits, labels, counts).sum()
+        else:
+            total = cross_entropy(logits, labels, weights=weights, gamma=self.focal_gamma)
+        count = logits.new_full((), len(labels)) if weights is None else weights.index_select(0, labels).sum()
+        return (LossTerm(name=self.name, total=total, count=count),)
+
+    @property
+    def no_teacher_reason(self) -> str | None:
+        if self.crf:
+            return (
+                "crf = true scores sequences of tags, but distillation compares the scores of single words. Set "
+                "crf = false for the model and for its teacher"
+            )
+        return None
+
+    def divergence(
+        self, student: Tensor, teacher: Tensor, batch: PackedBatch, temperature: float
+    ) -> tuple[Tensor, float]:
+        """Returns the divergence of the tags of all tokens that are read, and the number of these tokens."""
+        return softmax_divergence(student, teacher, temperature), len(student)
+
+    def divergence_count(self, features: Sequence[Feature]) -> float:
+        """Returns the number of tokens that are read."""
+        count = 0
+        for feature in features:
+            read = feature.get("gather_positions")
+            count += len(feature["input_ids"] if read is None else read)
+        return float(count)
+
+    # Values fitted to data
+
+    def fit_rows(self, rows: Iterable[Row]) -> Self:
+        """Records the scheme of the training tags, and the ``balanced`` class weights.
+
+        The weights count words, also if other sub-words are trained. As in training, a row with a tag that no label has
+        does not count.
+
+        Raises:
+            DataError: A tag has the name of a metric over all tags, or no training word has one of the labels.
+        """
+        sentences = [row["tags"] for row in rows if row.get("tags") is not None]
+        output = self
+        if sentences:
+            output = replace(self, scheme=detect_scheme(sentences))
+        check_names(self.labels, raw=self._label_scheme == "raw")
+        if self.class_weights != "balanced":
+            return output
+        counts = Counter[str]()
+        for tags in sentences:
+            names = self._labels_of(tags)
+            if names is not None:
+                counts.update(names)
+        return replace(output, balanced_weights=balanced_weights(self.labels, counts, counts.total(), noun="word"))
+
+    @property
+    def calibrates(self) -> bool:
+        return self.calibration == "temperature"
+
+    def calibrate(self, compact: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]) -> Self:
+        """Fits the temperature to the words of rows whose tags the model has."""
+        index = {label: number for number, label in enumerate(self.labels)}
+        words = iter(word_logits(compact, features))
+        pairs: list[tuple[Tensor, int]] = []
+        for row in rows:
+            logits = list(islice(words, len(row["words"])))
+            labels = self.word_labels(row)
+            if labels is not None:
+                pairs += [(each, index[label]) for each, label in zip(logits, labels, strict=True)]
+        temperature = fitted_temperature(pairs)
+        return self if temperature is None else replace(self, temperature=temperature)
+
+    @property
+    def remedies(self) -> tuple[str, ...]:
+        return () if self.crf or self.class_weights is not None else (REMEDY,)
+
+    # Predictions
+
+    def compact(self, logits: Sequence[Tensor], features: Sequence[Feature]) -> Sequence[Tensor]:
+        """Returns the logits, or what a CRF's logits consist of."""
+        return [crf.compressed(words) for words in logits] if self.crf else logits
+
+    def decode(
+        self,
+        compact: Sequence[Tensor],
+        features: Sequence[Feature],
+        rows: Sequence[Row],
+        tokenizer: "PreTrainedTokenizerBase",
+    ) -> list[TokenPrediction]:
+        """Returns the tag of each word, which is that of its first token, and the entities of each row."""
+        if not rows:
+            return []
+        counts = [len(row["words"]) for row in rows]
+        if self.crf:
+            best, scores = self._best_paths(compact, features, counts)
+        else:
+            best, scores = self._best_labels(word_logits(compact, features))
+        is_raw = self._label_scheme == "raw"
+        predictions = []
+        for row, (start, end) in zip(rows, pairwise(accumulate(counts, initial=0)), strict=True):
+            words, word_scores = tuple(row["words"]), tuple(scores[start:end])
+            tags = tuple(self.labels[index] for index in best[start:end])
+            spans = () if is_raw else entity_spans(words, tags, word_scores, row.get("text"))
+            predictions.append(TokenPrediction(words=words, tags=tags, scores=word_scores, entities=spans))
+        return predictions
+
+    def _best_labels(self, logits: Tensor) -> tuple[list[int], list[float]]:
+        """Returns the most probable label of each word, and its probability."""
+        if self.calibration == "temperature":
+            logits = logits / self.temperature
+        highest = logits.argmax(dim=1)  # [W]
+        scores = logits.softmax(dim=1).gather(1, highest[:, None]).squeeze(1)  # [W]
+        return highest.tolist(), scores.tolist()
+
+    def _best_paths(
+        self, compact: Sequence[Tensor], features: Sequence[Feature], counts: Sequence[int]
+    ) -> tuple[list[int], list[float]]:
+        """Returns the labels of a row's best path over its windows, and their marginals."""
+        # In float64, because the score of a long sequence would leave too few digits for its words in float32.
+        penalty = crf.FORBIDDEN * torch.tensor(forbidden_steps(self.labels), dtype=torch.float64)  # [L + 2, L]
+        by_row: list[list[Tensor]] = [[] for _ in counts]
+        for feature, window in zip(features, compact, strict=True):
+            by_row[feature["row"]].append(window)
+        best: list[int] = []
+        scores: list[float] = []
+        room = _CRF_SCORES // penalty.numel()  # words
+        with_words = [row for row, count in enumerate(counts) if count]
+        for block in token_batches(with_words, counts, max_tokens=room):
+            windows = [window.double() for window in chain.from_iterable(by_row[row] for row in block)]
+            logits = crf.restored(windows) + penalty  # [R, L + 2, L]
+            lengths = [counts[row] for row in block]
+            labels = crf.best_labels(logits, lengths)
+            best += labels.tolist()
+            scores += crf.marginals(logits, lengths).gather(1, labels[:, None]).squeeze(1).tolist()
+        return best, scores
+
+    def with_logits(
+        self, predictions: Sequence[TokenPrediction], compact: Sequence[Tensor], features: Sequence[Feature]
+    ) -> list[TokenPrediction]:
+        """Returns the predictions with the logits of each word's first token."""
+        if self.crf:
+            raise UsageError("a tagger with crf = true scores sequences of tags, not words. Predict without logits")
+        if not predictions:
+            return []
+        words = iter(word_logits(compact, features).tolist())
+        results = []
+        for prediction in predictions:
+            logits = tuple(tuple(each) for each in islice(words, len(prediction.words)))
+            results.append(replace(prediction, logits=logits))
+        return results
+
+    @property
+    def no_explanations_reason(self) -> str | None:
+        if self.crf:
+            return "a tagger with crf = true scores sequences of tags, not words. Predict without explanations"
+        if self._label_scheme == "raw":
+            return (
+                "a tagger explains entities, and its labels mark none (an entity needs labels such as B-PER and "
+                "I-PER). Predict without explanations"
+            )
+        return None
+
+    def explained_logits(
+        self,
+        predictions: Sequence[TokenPrediction],
+        compact: Sequence[Tensor],
+        features: Sequence[Feature],
+        rows: Sequence[Row],
+        texts: Sequence[str],
+    ) -> list[ExplainedLogit]:
+        """Returns for each entity the mean logit of its words' predicted tags at their first tokens."""
+        logits: list[ExplainedLogit] = []
+        for prediction, windows, row in zip(predictions, windows_by_row(features), rows, strict=True):
+            first_tokens = _first_tokens(windows, features)
+            column, text, places = located_words(row["words"], row.get("text"))
+            for entity in entities(prediction.tags):
+                terms = []
+                for word in range(entity.start, entity.end):
+                    window, token = first_tokens[word]
+                    place = token * self.size + self.labels.index(prediction.tags[word])
+                    terms.append((window, place, 1 / (entity.end - entity.start)))
+                logit = ExplainedLogit(label=entity.type, texts={column: text}, terms=tuple(terms), words=tuple(places))
+                logits.append(logit)
+        return logits
+
+    def with_explanations(
+        self, predictions: Sequence[TokenPrediction], explanations: Sequence[Explanation]
+    ) -> list[TokenPrediction]:
+        """Returns the predictions, with an explanation of each entity."""
+        remaining = iter(explanations)
+        explained = []
+        for prediction in predictions:
+            spans = [replace(entity, explanation=next(remaining)) for entity in prediction.entities]
+            explained.append(replace(prediction, entities=tuple(spans)))
+        return explained
+
+    # Metrics and report
+
+    def metrics(self, predictions: Sequence[TokenPrediction], rows: Sequence[Row]) -> dict[str, float]:
+        """Returns metrics over words, with entities in IOB2. See ``tagging_metrics``.
+
+        Raises:
+            DataError: No row has tags, or the model has a label for none of them.
+        """
+        pairs = labelled(rows, predictions, "tags")
+        self.check_known([row["tags"] for row, _ in pairs])
+        is_raw = self._label_scheme == "raw"
+        labels = [compared_tags(row["tags"], self.labels) for row, _ in pairs]
+        predicted = [compared_predictions(prediction.tags, self.labels) for _, prediction in pairs]
+        metrics = tagging_metrics(labels, predicted, raw=is_raw)
+        if not is_raw:
+            invalid = [invalid_transitions(prediction.tags, self._label_scheme) for _, prediction in pairs]
+            metrics["invalid_transitions"] = float(sum(invalid))
+        if self.calibration != "temperature":
+            return metrics
+        scores: list[float] = []
+        correct: list[bool] = []
+        for row, prediction in pairs:
+            scores += prediction.scores
+            expected = to_labels(row["tags"], self.labels)
+            correct += [tag == label for tag, label in zip(prediction.tags, expected, strict=True)]
+        return metrics | calibration_metrics(scores, correct)
+
+    @property
+    def primary_metric(self) -> str:
+        return "overall_accuracy" if self._label_scheme == "raw" else "overall_f1"
+
+    @property
+    def curves(self) -> tuple[str, ...]:
+        if self._label_scheme == "raw":
+            return ("overall_accuracy", "macro_f1")
+        return ("overall_f1", "overall_precision", "overall_recall")
+
+    def metric_table(self, metrics: Mapping[str, float]) -> MetricTable:
+        """Returns a row for each entity type, or for each tag without entities."""
+        names = [name.removesuffix("_number") for name in metrics if name.endswith("_number")]
+        return metric_table(metrics, names, "{}_{}".format, word=label_word(self.labels), support="number")
+
+    def report(
+        self, predictions: Sequence[TokenPrediction], rows: Sequence[Row], texts: Sequence[str]
+    ) -> ReportSections:
+        """Returns entities and their confusion, the calibration of tags, and sentences with mistakes."""
+        return tag_sections(predictions, rows, self.labels, self.curves)
+
+    def truths(self, row: Row) -> Sequence[str]:
+        return () if row.get("tags") is None else row["tags"]
+
+    def decisions(self, prediction: TokenPrediction) -> Sequence[str]:
+        return prediction.tags
+
+    def describe(self, decision: str) -> str:
+        return f"{decision!r} for every word"
+
+
+def word_logits(compact: Sequence[Tensor], features: Sequence[Feature]) -> Tensor:
+    """Returns ``[W, L]`` the logits of the first token of each word."""
+    logits = torch.cat(list(compact))  # [R, L]
+    are_first = list(chain.from_iterable(word_starts(feature.get("word_ids")) for feature in features))
+    if all(are_first):
+        return logits
+    return logits.index_select(0, torch.tensor(are_first, dtype=torch.bool).nonzero().squeeze(1))
+
+
+def _labelled_logits(logits: Tensor, batch: PackedBatch) -> Tensor:
+    """Returns the logits of the tokens of windows that have labels."""
+    gathered = batch.layout.gather_counts
+    if sum(batch.label_counts) >= sum(gathered):
+        return logits
+    starts = accumulate(gathered, initial=0)
+    ranges = [range(start, start + count) for start, count in zip(starts, batch.label_counts, strict=False)]
+    places = list(chain.from_iterable(ranges))
+    return logits.index_select(0, packing.device_tensor(places, logits.device, torch.long))
+
+
+def _first_tokens(windows: Sequence[int], features: Sequence[Feature]) -> list[tuple[int, int]]:
+    """Returns the window of each word of a row, and the position of its first token among those that are read."""
+    places: list[tuple[int, int]] = []
+    for window in windows:
+        starts = word_starts(features[window].get("word_ids"))
+        places += [(window, token) for token, is_start in enumerate(starts) if is_start]
+    return places

@@ -1,0 +1,1 @@
+"""Rules by which ``init`` recognises the rows of a task."""

@@ -1,1 +1,0 @@
-"""Masked language modelling, with the choice of masked tokens."""

@@ -1,0 +1,80 @@
+"""Sequence classification with a class, several labels, or a number for a text.
+
+Owns how texts become windows. A text longer than ``max_length`` is cut, or read in overlapping windows whose logits the
+output averages before the loss and before the prediction.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from bert_tasks.outputs.classes import Classes
+from bert_tasks.outputs.label_set import LabelSet
+from bert_tasks.outputs.number import Number
+from bert_tasks.outputs.settings import require
+from bert_tasks.tasks.detection.base import Suggestion, needed_tokens
+from bert_tasks.tasks.detection.texts import PROBLEMS
+from bert_tasks.tasks.text_classification import TextClassification
+from bert_tasks.tasks.windows.texts import EncodedText, text_windows
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceClassification(TextClassification):
+    """Texts with one label, several labels or a number.
+
+    Attributes:
+        long_texts: ``truncate`` cuts at ``max_length``, and ``windows`` reads everything.
+        doc_stride: the OVERLAP of two neighbouring windows in tokens, as in transformers.
+
+    Example:
+        >>> model = TaskModel.from_pretrained(base, task=SequenceClassification, labels=["complaint", "praise"])
+        >>> model.predict("Cold soup.")[0].score
+    """
+
+    name: ClassVar[str] = "sequence-classification"
+    outputs = (Classes, LabelSet, Number)
+    row_needs: ClassVar[str] = "a text and a label or number"
+    problems: ClassVar[Mapping[str, str]] = PROBLEMS
+    # A folder of transformers does not say how many texts its classifier reads.
+    rejected_columns: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {
+            "text_pair": "text_pair is not read, because the model is served as a model of single texts. If it "
+            "reads pairs, its operator starts it with --task pair-classification"
+        }
+    )
+    long_texts: Literal["truncate", "windows"] = "truncate"
+    doc_stride: int = 32
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            self.overlap is None or 0 <= self.overlap < self.max_length - 2,
+            f"doc_stride is {self.doc_stride}, but windows of {self.max_length} tokens (two of them special) "
+            f"can overlap by 0 to {self.max_length - 3}",
+        )
+
+    @property
+    def overlap(self) -> int | None:
+        return self.doc_stride if self.long_texts == "windows" else None
+
+    def _windows(self, texts: Sequence[Sequence[str]], tokenizer: "PreTrainedTokenizerBase") -> list[EncodedText]:
+        """Returns the windows of texts. Without an overlap there is one for each row."""
+        if self.overlap is None:
+            return super()._windows(texts, tokenizer)
+        return text_windows(texts[0], tokenizer, max_length=self.max_length, overlap=self.overlap)
+
+    @property
+    def limits(self) -> tuple[str, ...]:
+        return ("Longer texts are cut, not read in windows.",) if self.long_texts == "truncate" else ()
+
+    @classmethod
+    def suggested(cls, words: int, longest: int) -> list[Suggestion]:
+        suggestions = super().suggested(words, longest)
+        if needed_tokens(words) > longest:
+            comment = "reads all of a long text, whose end is otherwise cut off"
+            suggestions.append(Suggestion("long_texts", "windows", comment, is_active=False))
+        return suggestions

@@ -1,1 +1,0 @@
-"""Sequence classification and regression."""

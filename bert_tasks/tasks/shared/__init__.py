@@ -1,1 +1,0 @@
-"""The parts of the contract with their defaults, features, windows and outputs."""

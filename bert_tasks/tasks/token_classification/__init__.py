@@ -1,1 +1,0 @@
-"""Token classification for named entities and other tags."""

@@ -1,0 +1,1 @@
+"""Windows of texts, words, contexts and corpora, as sequences of tokens that a model reads."""
