@@ -111,9 +111,12 @@ class Output(Settings, ABC, Generic[PredictionT]):
         """The column of the labels. None if rows have no labels."""
 
     @property
-    @abstractmethod
     def size(self) -> int:
-        """The number of logits of a window or of a token, L. It may be asked before labels are known."""
+        """The number of logits of a window or of a token, L. Default: the number of labels.
+
+        It is 0 before labels are known, and for a head that takes its size from the model (a vocabulary).
+        """
+        return len(self.labels)
 
     @property
     def has_hf_head(self) -> bool:

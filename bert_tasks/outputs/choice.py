@@ -31,6 +31,7 @@ from bert_tasks.outputs.logits import NO_LOGIT, choice_logits, softmax_divergenc
 from bert_tasks.outputs.losses import check_focal_gamma, cross_entropy
 from bert_tasks.outputs.prediction import Prediction
 from bert_tasks.outputs.row_sections import coverage_charts, mistakes
+from bert_tasks.outputs.samples import joined_logits, with_joined_logits
 from bert_tasks.outputs.sections import Chart, ReportSections, RowResult, cut
 from bert_tasks.outputs.settings import fitted, require
 
@@ -140,7 +141,7 @@ class Choice(Output[ChoicePrediction]):
 
     def calibrate(self, compact: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]) -> Self:
         pairs = []
-        for logits, row in zip(_row_logits(compact, features), rows, strict=True):
+        for logits, row in zip(joined_logits(compact, features), rows, strict=True):
             if row.get("label") is not None:
                 pairs.append((logits, row["label"]))
         temperature = fitted_temperature(pairs)
@@ -156,7 +157,7 @@ class Choice(Output[ChoicePrediction]):
         tokenizer: "PreTrainedTokenizerBase",
     ) -> list[ChoicePrediction]:
         predictions = []
-        for logits, row in zip(_row_logits(compact, features), rows, strict=True):
+        for logits, row in zip(joined_logits(compact, features), rows, strict=True):
             if self.calibrates:
                 logits = logits / self.temperature
             scores = logits.softmax(dim=0).tolist()
@@ -171,8 +172,7 @@ class Choice(Output[ChoicePrediction]):
         self, predictions: Sequence[ChoicePrediction], compact: Sequence[Tensor], features: Sequence[Feature]
     ) -> list[ChoicePrediction]:
         """Returns the predictions with the logits of each choice."""
-        pairs = zip(predictions, _row_logits(compact, features), strict=True)
-        return [replace(prediction, logits=tuple(logits.tolist())) for prediction, logits in pairs]
+        return with_joined_logits(predictions, compact, features)
 
     def explained_logits(
         self,
@@ -237,15 +237,6 @@ class Choice(Output[ChoicePrediction]):
 
     def describe(self, decision: int) -> str:
         return f"choice {decision} for every row"
-
-
-def _row_logits(compact: Sequence[Tensor], features: Sequence[Feature]) -> list[Tensor]:
-    """Returns ``S x [C]`` the logits of the choices of each row."""
-    rows = []
-    for windows in windows_by_row(features):
-        of_choices = [compact[window] for window in windows]
-        rows.append(torch.cat(of_choices))
-    return rows
 
 
 def _result(row: Row, prediction: ChoicePrediction) -> RowResult:

@@ -42,10 +42,10 @@ from bert_tasks.outputs.prediction import Prediction
 from bert_tasks.outputs.row_sections import coverage_charts, mistakes
 from bert_tasks.outputs.samples import (
     check_known,
+    label_logits_to_explain,
     labelled_samples,
-    mean_logits_to_explain,
     row_logits,
-    shown_logits,
+    with_mean_logits,
 )
 from bert_tasks.outputs.sections import Chart, Confusion, ReportSections, RowResult
 from bert_tasks.outputs.settings import fitted, per_label, require
@@ -129,10 +129,6 @@ class Classes(Output[ClassPrediction]):
             "label_smoothing has no focal loss, which is defined for one right label. Set focal_gamma = 0 or "
             "label_smoothing = 0",
         )
-
-    @property
-    def size(self) -> int:
-        return len(self.labels)
 
     def hf_config(self) -> dict[str, Any]:
         return {**super().hf_config(), "problem_type": self.problem_type}
@@ -260,8 +256,7 @@ class Classes(Output[ClassPrediction]):
     def with_logits(
         self, predictions: Sequence[ClassPrediction], compact: Sequence[Tensor], features: Sequence[Feature]
     ) -> list[ClassPrediction]:
-        pairs = zip(predictions, shown_logits(compact, features), strict=True)
-        return [replace(prediction, logits=logits) for prediction, logits in pairs]
+        return with_mean_logits(predictions, compact, features)
 
     def explained_logits(
         self,
@@ -272,9 +267,7 @@ class Classes(Output[ClassPrediction]):
         texts: Sequence[str],
     ) -> list[ExplainedLogit]:
         """Returns the logit of each row's most probable label, a mean over its windows."""
-        labels = [prediction.label for prediction in predictions]
-        places = [0 if label is None else self.labels.index(label) for label in labels]
-        return mean_logits_to_explain(labels, places, features, rows, texts)
+        return label_logits_to_explain(predictions, self.labels, features, rows, texts)
 
     # Metrics and report
 

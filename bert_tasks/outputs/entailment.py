@@ -10,7 +10,7 @@ Shape legend: B sequences (pairs), S samples (rows), L labels, C labels of the m
 """
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -25,6 +25,7 @@ from bert_tasks.outputs.classes import Classes, ClassPrediction
 from bert_tasks.outputs.features import Feature, windows_by_row
 from bert_tasks.outputs.label_set import LabelSet, LabelSetPrediction
 from bert_tasks.outputs.row_sections import mistakes
+from bert_tasks.outputs.samples import joined_logits, with_joined_logits
 from bert_tasks.outputs.sections import ReportSections, RowResult
 
 if TYPE_CHECKING:
@@ -74,13 +75,12 @@ class EntailedClasses(Classes):
         rows: Sequence[Row],
         tokenizer: "PreTrainedTokenizerBase",
     ) -> list[ClassPrediction]:
-        return super().decode(_row_logits(compact, features), _first_windows(features), rows, tokenizer)
+        return super().decode(joined_logits(compact, features), _first_windows(features), rows, tokenizer)
 
     def with_logits(
         self, predictions: Sequence[ClassPrediction], compact: Sequence[Tensor], features: Sequence[Feature]
     ) -> list[ClassPrediction]:
-        pairs = zip(predictions, _row_logits(compact, features), strict=True)
-        return [replace(prediction, logits=tuple(logits.tolist())) for prediction, logits in pairs]
+        return with_joined_logits(predictions, compact, features)
 
     def report(
         self, predictions: Sequence[ClassPrediction], rows: Sequence[Row], texts: Sequence[str]
@@ -133,13 +133,12 @@ class EntailedLabels(LabelSet):
         rows: Sequence[Row],
         tokenizer: "PreTrainedTokenizerBase",
     ) -> list[LabelSetPrediction]:
-        return super().decode(_row_logits(compact, features), _first_windows(features), rows, tokenizer)
+        return super().decode(joined_logits(compact, features), _first_windows(features), rows, tokenizer)
 
     def with_logits(
         self, predictions: Sequence[LabelSetPrediction], compact: Sequence[Tensor], features: Sequence[Feature]
     ) -> list[LabelSetPrediction]:
-        pairs = zip(predictions, _row_logits(compact, features), strict=True)
-        return [replace(prediction, logits=tuple(logits.tolist())) for prediction, logits in pairs]
+        return with_joined_logits(predictions, compact, features)
 
     def decisions(self, prediction: LabelSetPrediction) -> Sequence[Hashable]:
         """Returns the most probable label."""
@@ -157,15 +156,6 @@ class EntailedLabels(LabelSet):
 def _single_logits(logits: Tensor) -> Sequence[Tensor]:
     """Returns ``B x [1]`` the logits ``[B]``."""
     return logits.unsqueeze(-1).unbind()
-
-
-def _row_logits(compact: Sequence[Tensor], features: Sequence[Feature]) -> list[Tensor]:
-    """Returns ``S x [L]`` the logits of the labels of each row."""
-    rows = []
-    for windows in windows_by_row(features):
-        of_labels = [compact[window] for window in windows]
-        rows.append(torch.cat(of_labels))
-    return rows
 
 
 def _first_windows(features: Sequence[Feature]) -> list[Feature]:

@@ -34,10 +34,10 @@ from bert_tasks.outputs.prediction import Prediction
 from bert_tasks.outputs.row_sections import mistakes
 from bert_tasks.outputs.samples import (
     check_known,
+    label_logits_to_explain,
     labelled_samples,
-    mean_logits_to_explain,
     row_logits,
-    shown_logits,
+    with_mean_logits,
 )
 from bert_tasks.outputs.sections import ReportSections, RowResult
 from bert_tasks.outputs.settings import fitted, per_label, require
@@ -112,10 +112,6 @@ class LabelSet(Output[LabelSetPrediction]):
             not self.thresholds or len(self.thresholds) == len(self.labels),
             f"thresholds: one per label, expected {len(self.labels)} numbers instead of {len(self.thresholds)}",
         )
-
-    @property
-    def size(self) -> int:
-        return len(self.labels)
 
     def hf_config(self) -> dict[str, Any]:
         return {**super().hf_config(), "problem_type": self.problem_type}
@@ -234,8 +230,7 @@ class LabelSet(Output[LabelSetPrediction]):
     def with_logits(
         self, predictions: Sequence[LabelSetPrediction], compact: Sequence[Tensor], features: Sequence[Feature]
     ) -> list[LabelSetPrediction]:
-        pairs = zip(predictions, shown_logits(compact, features), strict=True)
-        return [replace(prediction, logits=logits) for prediction, logits in pairs]
+        return with_mean_logits(predictions, compact, features)
 
     def explained_logits(
         self,
@@ -246,9 +241,7 @@ class LabelSet(Output[LabelSetPrediction]):
         texts: Sequence[str],
     ) -> list[ExplainedLogit]:
         """Returns the logit of each row's most probable label, a mean over its windows."""
-        labels = [prediction.label for prediction in predictions]
-        places = [0 if label is None else self.labels.index(label) for label in labels]
-        return mean_logits_to_explain(labels, places, features, rows, texts)
+        return label_logits_to_explain(predictions, self.labels, features, rows, texts)
 
     # Metrics and report
 

@@ -26,7 +26,7 @@ from bert_tasks.outputs.hf_config import label_config
 from bert_tasks.outputs.logits import sample_logits
 from bert_tasks.outputs.prediction import NOT_WRITTEN, Prediction
 from bert_tasks.outputs.row_sections import row_example
-from bert_tasks.outputs.samples import labelled_samples, mean_logits_to_explain, row_logits, shown_logits
+from bert_tasks.outputs.samples import labelled_samples, mean_logits_to_explain, row_logits, with_mean_logits
 from bert_tasks.outputs.sections import MOST_EXAMPLES, Axis, Chart, Example, Examples, Line, ReportSections, RowResult
 from bert_tasks.outputs.settings import require
 
@@ -147,8 +147,7 @@ class Number(Output[NumberPrediction]):
     def with_logits(
         self, predictions: Sequence[NumberPrediction], compact: Sequence[Tensor], features: Sequence[Feature]
     ) -> list[NumberPrediction]:
-        pairs = zip(predictions, shown_logits(compact, features), strict=True)
-        return [replace(prediction, logits=logits) for prediction, logits in pairs]
+        return with_mean_logits(predictions, compact, features)
 
     def explained_logits(
         self,

@@ -5,6 +5,8 @@ Shape legend: B sequences (windows), S samples (rows), R samples with labels, L 
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,6 +53,40 @@ def shown_logits(compact: Sequence[Tensor], features: Sequence[Feature]) -> list
         mean = sample_logits(windows, [len(indices)])[0]
         shown.append(tuple(mean.tolist()))
     return shown
+
+
+def with_mean_logits(predictions: Sequence[Any], compact: Sequence[Tensor], features: Sequence[Feature]) -> list[Any]:
+    """Returns the predictions with the mean logits of the windows of their rows as ``logits``."""
+    pairs = zip(predictions, shown_logits(compact, features), strict=True)
+    return [replace(prediction, logits=logits) for prediction, logits in pairs]
+
+
+def joined_logits(compact: Sequence[Tensor], features: Sequence[Feature]) -> list[Tensor]:
+    """Returns ``S x [C]`` the logits of each row, whose windows have one logit each."""
+    rows = []
+    for windows in windows_by_row(features):
+        of_windows = [compact[window] for window in windows]
+        rows.append(torch.cat(of_windows))
+    return rows
+
+
+def with_joined_logits(predictions: Sequence[Any], compact: Sequence[Tensor], features: Sequence[Feature]) -> list[Any]:
+    """Returns the predictions with the logits of ``joined_logits`` as ``logits``."""
+    pairs = zip(predictions, joined_logits(compact, features), strict=True)
+    return [replace(prediction, logits=tuple(logits.tolist())) for prediction, logits in pairs]
+
+
+def label_logits_to_explain(
+    predictions: Sequence[Any],
+    labels: Sequence[str],
+    features: Sequence[Feature],
+    rows: Sequence[Row],
+    texts: Sequence[str],
+) -> list[ExplainedLogit]:
+    """Returns the logit of each row's most probable label. See ``mean_logits_to_explain``."""
+    predicted = [prediction.label for prediction in predictions]
+    places = [0 if label is None else labels.index(label) for label in predicted]
+    return mean_logits_to_explain(predicted, places, features, rows, texts)
 
 
 def mean_logits_to_explain(

@@ -125,10 +125,6 @@ class Tags(Output[TokenPrediction]):
         )
 
     @property
-    def size(self) -> int:
-        return len(self.labels)
-
-    @property
     def has_hf_head(self) -> bool:
         """False with a CRF, because transformers has the scores of single tags, not the CRF over them."""
         return not self.crf

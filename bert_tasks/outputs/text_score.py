@@ -72,11 +72,6 @@ class TextScore(Output[TextScorePrediction]):
         super().__post_init__()
         require(not self.labels, NO_LABELS)
 
-    @property
-    def size(self) -> int:
-        """The number of tokens in the vocabulary, which the model's config says, not these settings."""
-        raise NotImplementedError
-
     # Training, which is refused
 
     @property

@@ -56,11 +56,6 @@ class Vector(Output[EmbeddingPrediction]):
     column: ClassVar[Column | None] = None
     normalize: bool = True
 
-    @property
-    def size(self) -> int:
-        """The length of a vector, which is the encoder's width."""
-        raise NotImplementedError
-
     def hf_config(self) -> dict[str, Any]:
         """Returns nothing, because a model without a head has no names of outputs."""
         return {}

@@ -151,11 +151,6 @@ class Vocabulary(Output[MaskPrediction]):
         require(not self.labels, NO_LABELS)
         require(self.top_k >= 1, f"top_k is {self.top_k}, expected at least 1")
 
-    @property
-    def size(self) -> int:
-        """The number of tokens in the vocabulary, which the model's config says, not these settings."""
-        raise NotImplementedError
-
     # Training
 
     def counts(self, features: Sequence[Feature]) -> dict[str, float]:

@@ -231,7 +231,9 @@ class TaskContract:
             if mean < 0.02:
                 break
         assert mean < 0.02
-        metric = evaluate(learner, list(example.rows))[task.output.primary_metric]
+        metrics = evaluate(learner, list(example.rows))
+        assert set(task.output.curves) <= metrics.keys()  # what a report draws
+        metric = metrics[task.output.primary_metric]
         assert metric < 1.05 if task.output.primary_metric in task.output.lower_is_better else metric > 0.95
 
     def test_saved_and_loaded_predictions_are_equal(self, model: TaskModel, example: Example, tmp_path: Path) -> None:
