@@ -21,6 +21,7 @@ from pretrain_throughput import WEIGHTS, texts
 from result_files import write_results
 
 from bert_tasks import TaskModel, fit
+from bert_tasks.model.encoder_with_heads import draw_new_head
 from bert_tasks.outputs.features import Feature
 from bert_tasks.tasks.base import FeatureKeys
 from bert_tasks.training.files import environment
@@ -39,7 +40,7 @@ def rows() -> list[dict[str, str]]:
 def save_model(folder: Path) -> None:
     """The embedded weights without dropout, with a new head."""
     model = TaskModel.from_pretrained(WEIGHTS, task="masked-language-modeling", max_length=LENGTH)
-    model.draw_new_head(SEED)
+    draw_new_head(model, SEED)
     model.hf_config |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     model.save_pretrained(folder)
 

@@ -49,7 +49,7 @@ def train_steps(job: Job) -> Figures:
     import torch
 
     from bert_tasks import TaskModel
-    from bert_tasks.data.table import RowTable
+    from bert_tasks.data.reading import read
     from bert_tasks.distributed import make_accelerator
     from bert_tasks.model.features import tokenized
     from bert_tasks.recipe.schema import OptimSection
@@ -69,7 +69,7 @@ def train_steps(job: Job) -> Figures:
     for number in range(BATCH_SIZE * (job["steps"] + WARM_UP)):
         text = " ".join(chance.choices(words, k=chance.randint(*LENGTHS) // 2))  # each word is two tokens
         rows.append({"text": text, "label": task.output.labels[number % 2]})
-    table, objective = RowTable.from_rows(rows, columns=task.columns), Supervised(model)
+    table, objective = read(rows, task.columns, require_labels=False), Supervised(model)
     optim = OptimSection(epochs=1, batch_size=BATCH_SIZE, **SIDES[job["side"]])
     if optim.lora_rank is not None:
         freeze_encoder(objective, optim)

@@ -20,8 +20,9 @@ import torch
 from train_throughput import Options, train_ours
 from train_workloads import WORKLOADS
 
-from bert_tasks.data.table import Samples
-from bert_tasks.model.task_model import TaskModel
+from bert_tasks.data.features import Samples
+from bert_tasks.model.windows import pack_features
+from bert_tasks.training import step
 from bert_tasks.training.step import OptimizerSteps
 
 
@@ -49,7 +50,7 @@ def measure(workload: str, options: Options) -> dict[str, Any]:
     data, stepping, backward = Clock(), Clock(), Clock()
     with (
         mock.patch.object(Samples, "features_of", data.around(Samples.features_of)),
-        mock.patch.object(TaskModel, "collate", data.around(TaskModel.collate)),
+        mock.patch.object(step, "pack_features", data.around(pack_features)),
         mock.patch.object(OptimizerSteps, "backward", stepping.around(OptimizerSteps.backward)),
         mock.patch.object(OptimizerSteps, "update", backward.around(OptimizerSteps.update)),
     ):

@@ -38,9 +38,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from bert_tasks import TaskModel
-from bert_tasks.data.table import RowTable
+from bert_tasks.data.reading import read
 from bert_tasks.distributed import make_accelerator
 from bert_tasks.model.features import tokenized
+from bert_tasks.model.windows import forward_windows
 from bert_tasks.recipe.schema import OptimSection
 from bert_tasks.tasks import SequenceClassification
 from bert_tasks.training.objectives import Supervised
@@ -196,7 +197,7 @@ def train_ours(cell: Cell, device: torch.device, *, bf16: bool, graphs: bool = T
     precision: Literal["bf16", "no"] = "bf16" if bf16 else "no"
     steps = OptimizerSteps(
         objective=Supervised(model),
-        samples=tokenized(RowTable.from_rows(cell.rows, columns=model.task.columns), model),
+        samples=tokenized(read(cell.rows, model.task.columns, require_labels=False), model),
         optim=OptimSection(
             epochs=2, batch_size=cell.batch_size, mixed_precision=precision, micro_batch_tokens=32768, weight_decay=0.01
         ),
@@ -268,7 +269,7 @@ def predict_ours(cell: Cell, device: torch.device, *, bf16: bool) -> float:
 
     def predict() -> object:
         with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-            return model.forward_windows(features)
+            return forward_windows(model, features)
 
     return _seconds_of_second(predict, device)
 

@@ -32,6 +32,7 @@ from transformers import (
 )
 
 from bert_tasks import TaskModel
+from bert_tasks.model.windows import pack_features
 from bert_tasks.outputs.features import Feature
 from bert_tasks.tasks import SequenceClassification
 from bert_tasks.training.files import environment
@@ -63,7 +64,9 @@ def runner_of_ours(folder: Path, tokens: int) -> Callable[[list[int]], torch.Ten
     model = TaskModel.from_pretrained(folder, task=SequenceClassification.of(labels=LABELS, max_length=tokens))
 
     def run(ids: list[int]) -> torch.Tensor:
-        logits: torch.Tensor = model.batch_logits([Feature(row=0, input_ids=ids, token_type_ids=[0] * len(ids))])[1]
+        with torch.inference_mode():
+            batch = pack_features(model, [Feature(row=0, input_ids=ids, token_type_ids=[0] * len(ids))])
+            logits: torch.Tensor = model(batch).float()
         return logits
 
     return run

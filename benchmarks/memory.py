@@ -94,15 +94,15 @@ def save_small_model(folder: Path) -> Path:
 
 
 def predict_file(job: Job) -> float:
-    from bert_tasks.inference import predict
+    from bert_tasks.inference import predict_file as predict_to_file
     from bert_tasks.model.task_model import TaskModel
 
     model = TaskModel.from_pretrained(job["model"])
     warm = Path(job["output"]).with_name("warm.csv")
     warm.write_text("text\n" + "warm words\n" * WARM_UP, encoding="utf-8")
-    predict(model, warm, output=warm.with_suffix(".jsonl"))
+    predict_to_file(model, warm, warm.with_suffix(".jsonl"))
     started = time.perf_counter()
-    written = predict(model, job["file"], output=job["output"])
+    written = predict_to_file(model, job["file"], job["output"]).rows
     seconds = time.perf_counter() - started
     assert written == job["rows"], written
     return seconds

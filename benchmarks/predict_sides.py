@@ -15,10 +15,11 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
 from bert_tasks import TaskModel
-from bert_tasks.data.table import longest_first
+from bert_tasks.data.features import longest_first
+from bert_tasks.export.graph import exported_graph
+from bert_tasks.inference.precision import logits_of
 from bert_tasks.model.exported import GraphModel
-from bert_tasks.model.graph import exported_graph
-from bert_tasks.model.precision import logits_of
+from bert_tasks.model.prediction import predict_rows
 
 Predict = Callable[[Sequence[str]], list[str]]
 CALIBRATION_ROWS = 300
@@ -35,16 +36,16 @@ def dtype_of(folder: Path, *, dtype: Literal["bf16", "int8"]) -> Predict:
     model = TaskModel.from_pretrained(folder)
     run = logits_of(model, dtype)
     return lambda texts: [
-        answer.label for answer in model.predict_rows([{"text": text} for text in texts], forward_fn=run)
+        answer.label for answer in predict_rows(model, [{"text": text} for text in texts], forward_fn=run)
     ]
 
 
 def graph_of(folder: Path) -> Predict:
     """The same public path on our graph in onnxruntime."""
     model = TaskModel.from_pretrained(folder)
-    run = GraphModel.of(model, exported_graph(model).SerializeToString()).packed_logits
+    run = GraphModel.of(model, exported_graph(model).SerializeToString())
     return lambda texts: [
-        answer.label for answer in model.predict_rows([{"text": text} for text in texts], forward_fn=run)
+        answer.label for answer in predict_rows(model, [{"text": text} for text in texts], forward_fn=run)
     ]
 
 

@@ -33,6 +33,7 @@ from train_throughput import CLOCKS, Options, timed_fit, timed_trainer
 
 from bert_tasks import TaskModel
 from bert_tasks.checkpoints.hub import resolve
+from bert_tasks.outputs.base import LossTerm
 from bert_tasks.training.files import environment
 from bert_tasks.training.step import OptimizerSteps
 
@@ -110,7 +111,7 @@ def products_alone(share: float, options: Options) -> tuple[int, float]:
 def _products(share: float, options: Options) -> tuple[int, Products]:
     accumulate, recorder = OptimizerSteps.backward, Recorder()
 
-    def recorded(*arguments: Any) -> torch.Tensor:
+    def recorded(*arguments: Any) -> tuple[LossTerm, ...]:
         with recorder:
             return accumulate(*arguments)
 

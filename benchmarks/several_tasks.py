@@ -43,11 +43,12 @@ def shape(word: str) -> str:
 
 def measured(job: Job) -> Figures:
     from bert_tasks import MultiTaskModel, TaskModel
-    from bert_tasks.data.table import RowTable
+    from bert_tasks.data.reading import read
     from bert_tasks.distributed import make_accelerator
     from bert_tasks.inference import evaluate_samples
     from bert_tasks.model.features import tokenized
     from bert_tasks.model.multitask import AnyModel
+    from bert_tasks.model.prediction import predict_rows
     from bert_tasks.recipe.schema import OptimSection
     from bert_tasks.training.objectives import Supervised
     from bert_tasks.training.step import OptimizerSteps
@@ -64,7 +65,7 @@ def measured(job: Job) -> Figures:
             name: {"task": "token-classification", "labels": tags[name], "columns": {"tags": name}} for name in heads
         }
         model = MultiTaskModel.from_pretrained(EMBEDDED, tasks=tasks)
-    table = RowTable.from_rows(rows, columns=model.row_columns)
+    table = read(rows, model.row_columns, require_labels=False)
     samples, accelerator = tokenized(table, model), make_accelerator()
     steps = OptimizerSteps(
         objective=Supervised(model),
@@ -81,7 +82,7 @@ def measured(job: Job) -> Figures:
     trained = time.process_time()
     evaluate_samples(model, samples, table, accelerator)
     evaluated = time.process_time()
-    list(model.predict_rows({"words": row["words"]} for row in rows))
+    list(predict_rows(model, ({"words": row["words"]} for row in rows)))
     predicted = time.process_time()
     return {
         "seconds_per_step": (trained - start) / (steps.plan.total - first),

@@ -37,7 +37,7 @@ from quality_tasks import Question, questions_of
 from transformers import AutoTokenizer
 
 from bert_tasks.checkpoints.hub import resolve
-from bert_tasks.data.table import longest_first
+from bert_tasks.data.features import longest_first
 from bert_tasks.outputs.features import Feature
 from bert_tasks.outputs.span_search import (
     MAX_CONTEXT,

@@ -90,18 +90,8 @@ def train_ours(work: Predictor, options: Options) -> float:
 
 def timed_fit(model: TaskModel, rows: Sequence[Row], options: Options, **optim: Any) -> float:
     """Seconds of an epoch over these rows, without evaluation and saving; ``optim``: further arguments of ``fit``."""
-    now = CLOCKS[options.clock]
-
-    class Timer(Clock):
-        def __init__(self) -> None:
-            super().__init__()
-            self.began = now()
-
-        @property
-        def seconds(self) -> float:
-            return now() - self.began
-
-    with tempfile.TemporaryDirectory() as folder, patch("bert_tasks.training.loop.Clock", Timer):
+    timer = partial(Clock, CLOCKS[options.clock])
+    with tempfile.TemporaryDirectory() as folder, patch("bert_tasks.training.loop.Clock", timer):
         result = fit(
             model,
             rows,
@@ -243,7 +233,7 @@ def _products(work: Predictor, options: Options) -> Products:
             packed = collate(features, position_offset=model.config.position_offset).to(options.device)
             with torch.autocast(options.device.type, torch.bfloat16, enabled=options.bf16):
                 logits = model(packed)
-            (loss,) = model.task.output.loss(logits.float(), packed)
+            (loss,) = model.task.output.loss(logits.to(torch.float32), packed)
             loss.total.backward()
             model.zero_grad(set_to_none=True)
     return Products(recorder.products, options.device)

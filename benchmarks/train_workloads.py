@@ -23,7 +23,7 @@ from bert_tasks import TaskModel
 from bert_tasks.checkpoints.hub import resolve
 from bert_tasks.data.checks import infer_labels
 from bert_tasks.data.columns import Row
-from bert_tasks.data.readers import ReadOptions
+from bert_tasks.data.options import ReadOptions
 from bert_tasks.model.inputs import load_table
 from bert_tasks.outputs.features import Feature
 from bert_tasks.tasks import TASKS

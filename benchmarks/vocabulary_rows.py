@@ -66,7 +66,7 @@ def save_model(folder: Path, *, layers: int, vocabulary: int) -> None:
 
 def rows_of(data: Path, count: int) -> list[dict[str, Any]]:
     """Sentences, evenly from the whole file."""
-    from bert_tasks.data.readers import ReadOptions
+    from bert_tasks.data.options import ReadOptions
     from bert_tasks.model.inputs import load_table
     from bert_tasks.tasks import TokenClassification
 
@@ -91,7 +91,7 @@ def mixed_precision(job: Job) -> Literal["no", "bf16"]:
 
 
 def train_steps(job: Job, *, vocabulary_rows: Literal["in_data", "all"]) -> Figures:
-    from bert_tasks.data.table import RowTable
+    from bert_tasks.data.reading import read
     from bert_tasks.distributed import make_accelerator
     from bert_tasks.model.features import tokenized
     from bert_tasks.recipe.schema import OptimSection
@@ -99,7 +99,7 @@ def train_steps(job: Job, *, vocabulary_rows: Literal["in_data", "all"]) -> Figu
     from bert_tasks.training.step import OptimizerSteps, read_step_metrics
 
     model, precision = loaded(job), mixed_precision(job)
-    table = RowTable.from_rows(json.loads(Path(job["file"]).read_text(encoding="utf-8")), columns=model.row_columns)
+    table = read(json.loads(Path(job["file"]).read_text(encoding="utf-8")), model.row_columns, require_labels=False)
     steps = OptimizerSteps(
         objective=Supervised(model),
         samples=tokenized(table, model),

@@ -12,9 +12,12 @@ if TYPE_CHECKING:
     __version__: str
     from bert_tasks.api import fit as fit
     from bert_tasks.api import train as train
+    from bert_tasks.data.options import ReadOptions as ReadOptions
+    from bert_tasks.inference import WriteOptions as WriteOptions
     from bert_tasks.inference import batch_predictor as batch_predictor
     from bert_tasks.inference import evaluate as evaluate
     from bert_tasks.inference import predict as predict
+    from bert_tasks.inference import predict_file as predict_file
     from bert_tasks.model.encoder import Encoder as Encoder
     from bert_tasks.model.multitask import MultiTaskModel as MultiTaskModel
     from bert_tasks.model.task_model import TaskModel as TaskModel
@@ -25,28 +28,34 @@ if TYPE_CHECKING:
 _HOMES = {
     "Encoder": "bert_tasks.model.encoder",
     "MultiTaskModel": "bert_tasks.model.multitask",
+    "ReadOptions": "bert_tasks.data.options",
     "TaskModel": "bert_tasks.model.task_model",
     "Trainer": "bert_tasks.training.loop",
     "TrainerCallback": "bert_tasks.training.loop",
+    "WriteOptions": "bert_tasks.inference",
     "batch_predictor": "bert_tasks.inference",
     "evaluate": "bert_tasks.inference",
     "fit": "bert_tasks.api",
     "load_recipe": "bert_tasks.recipe.schema",
     "predict": "bert_tasks.inference",
+    "predict_file": "bert_tasks.inference",
     "train": "bert_tasks.api",
 }
 
 __all__ = [
     "Encoder",
     "MultiTaskModel",
+    "ReadOptions",
     "TaskModel",
     "Trainer",
     "TrainerCallback",
+    "WriteOptions",
     "batch_predictor",
     "evaluate",
     "fit",
     "load_recipe",
     "predict",
+    "predict_file",
     "train",
 ]
 

@@ -13,8 +13,10 @@ from typing_extensions import TypeIs
 from bert_tasks.cards.card import write_card
 from bert_tasks.checkpoints.hub import RUN_SUMMARY
 from bert_tasks.data.columns import Columns, has_labels
-from bert_tasks.data.problems import RowErrors
-from bert_tasks.data.readers import Frame, ReadingArguments, ReadOptions, column_values, rows_in_memory
+from bert_tasks.data.issues import RowIssues
+from bert_tasks.data.options import ReadingArguments, ReadOptions
+from bert_tasks.data.reading import Frame, column_values, given_rows
+from bert_tasks.data.rows import Rows
 from bert_tasks.data.split_column import count_splits
 from bert_tasks.data.splits import (
     VALIDATION_NAMES,
@@ -24,25 +26,25 @@ from bert_tasks.data.splits import (
     split_notes,
     train_validation_split,
 )
-from bert_tasks.data.table import RowTable
-from bert_tasks.data.trained_reading import TrainedReading
+from bert_tasks.data.trained_reading import TrainedReading, training_names
 from bert_tasks.distributed import is_main_process, main_process_first, make_accelerator
 from bert_tasks.errors import BertTasksError, DataError, UsageError
+from bert_tasks.model.encoder_with_heads import draw_new_head, read_labels
 from bert_tasks.model.hf_names import hf_hint
-from bert_tasks.model.inputs import Data, load_table, renamed
+from bert_tasks.model.inputs import Data, load_table
 from bert_tasks.model.multitask import AnyModel
 from bert_tasks.recipe.arguments import FitArguments
-from bert_tasks.recipe.schema import Recipe, fit_keys, recipe_of_arguments
+from bert_tasks.recipe.schema import MetricSources, Recipe, fit_keys, recipe_of_arguments
 from bert_tasks.report import make_report
 from bert_tasks.report.collect import GivenRows
 from bert_tasks.tasks.several import choose_one
 from bert_tasks.training import run as training
 from bert_tasks.training.distillation_of_several import Teacher
 from bert_tasks.training.files import MODEL, REPORT
-from bert_tasks.training.loop import Callback, Trainer, prepare_model
+from bert_tasks.training.loop import Callback, Trainer
 from bert_tasks.training.optim import OptimizerFactory
 from bert_tasks.training.progress import check_installed
-from bert_tasks.training.run import make_objective
+from bert_tasks.training.run import make_objective, prepare_model
 from bert_tasks.training.state import FitResult
 
 _LOG = logging.getLogger(__name__)
@@ -56,6 +58,7 @@ def fit(
     output_dir: str | Path,
     teacher: Teacher | None = None,
     optimizer: OptimizerFactory | str = "adamw",
+    metrics: MetricSources = (),
     callback: Callback | None = None,
     report: bool = False,
     overwrite: bool = False,
@@ -81,6 +84,11 @@ def fit(
             (distillation), also from rows without a label. For several tasks also a mapping by task.
         optimizer: "adamw", "module:name", or a function that takes parameter groups (each with ``params``, ``lr`` and
             ``weight_decay``) and returns a torch optimizer.
+        metrics: Metrics of your own, which are reported behind those of the task and can choose the best model. Each is
+            the name of a module of evaluate ("evaluate:NAME_OR_PATH") or of a function ("module:function"), or a module
+            or function itself. A function takes two lists, the predictions and the references in the form of
+            `Output.metric_inputs`, and returns a number or numbers by their names. For a model of several tasks also a
+            mapping by task.
         callback: A function that is called with each record of metrics.jsonl, or a `TrainerCallback`. A true return
             value for an evaluation ends the run.
         report: True to write ``output_dir/report.html`` at the end.
@@ -107,15 +115,16 @@ def fit(
     reading, arguments = _split_arguments(settings)
     if isinstance(optimizer, str):
         arguments["optimizer"] = optimizer
+    arguments["metrics"] = metrics
     tasks = train.keys() if _is_by_task(train) else ()
     recipe = recipe_of_arguments(arguments, teacher=_teacher_names(teacher), output_dir=str(output_dir), tasks=tasks)
     prepare_model(model, seed=recipe.run.seed)
-    has_assumed_labels = model.has_assumed_labels
+    has_assumed_labels = any(of_head.has_assumed_labels for of_head in model.heads.values())
     check_installed(recipe.run.trackers)
     with main_process_first(make_accelerator(recipe.optim.mixed_precision)):
         splits = _load_splits(model, train, validation, recipe, reading)
     if has_assumed_labels:
-        model.draw_new_head(recipe.run.seed)
+        draw_new_head(model, recipe.run.seed)
     trainer = Trainer(
         objective=make_objective(model, recipe.teacher, teacher, seed=recipe.run.seed),
         splits=splits,
@@ -221,9 +230,9 @@ def _load_splits(
     else:
         splits = _splits_of(columns, model.labels, train, validation, recipe, reading)
         file = train if isinstance(train, str | Path) else None
-        model.columns = reading.training_names(file, columns)
+        model.columns = training_names(reading, file, columns)
         model.reading = TrainedReading.of(reading, file, recipe.data.on_error)
-    model.read_labels(splits, unlabelled=recipe.teacher is not None)
+    read_labels(model, splits, unlabelled=recipe.teacher is not None)
     return splits
 
 
@@ -303,15 +312,14 @@ def _splits_of(
         counts = count_splits(_cells(train, reading, reading.split_column), reading.split_column, "train")
         sets = {"": train} if counts["validation"] else {}
         notes = split_notes(counts, reading.split_column)
-    tables: list[RowTable] = []
+    tables: list[Rows] = []
     for split, data in (("train", train), *((f"validation {split}".strip(), data) for split, data in sets.items())):
-        rows = renamed(data, columns, reading.columns, split + name)
         lacks_labels = has_teacher and split == "train" and has_labels(columns)
         labels: Literal["optional", "required"] = "optional" if lacks_labels else "required"
         try:
             of_split = replace(reading, split="train" if split == "train" else "validation")
             table = load_table(
-                rows,
+                data,
                 columns,
                 known_labels=known_labels,
                 reading=of_split,
@@ -320,7 +328,7 @@ def _splits_of(
                 labels=labels,
             )
             tables.append(table.without_errors())
-        except RowErrors as error:
+        except RowIssues as error:
             error.advice = "" if skips else 'pass on_error="skip" to skip such rows'
             raise
     train_rows = sampled(tables[0], columns, recipe.data.max_rows)
@@ -337,5 +345,5 @@ def _cells(data: Data, reading: ReadOptions, column: str) -> Iterator[Any]:
     if isinstance(data, str | Path):
         yield from column_values(Path(data), reading, column)
         return
-    for row in data if isinstance(data, RowTable) else rows_in_memory(data):
+    for row in data if isinstance(data, Rows) else given_rows(data):
         yield row.get(column) if isinstance(row, Mapping) else None

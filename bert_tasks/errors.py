@@ -126,4 +126,4 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 class GivenUpError(Exception):
-    """An evaluation that was asked to stop early. The caller always catches it."""
+    """Training or evaluation that was asked to stop early. The caller always catches it."""

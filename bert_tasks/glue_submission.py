@@ -7,9 +7,11 @@ from types import MappingProxyType
 from typing import Any
 
 from bert_tasks.data.formats import named_format
-from bert_tasks.data.readers import ReadOptions, read_hub, read_table
+from bert_tasks.data.formats.hub import HubSplit
+from bert_tasks.data.options import ReadOptions
+from bert_tasks.data.reading import read
+from bert_tasks.data.rows import Rows
 from bert_tasks.data.splits import DataSpec
-from bert_tasks.data.table import RowTable
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.inference import predict
 from bert_tasks.model.task_model import TaskModel
@@ -89,19 +91,13 @@ def glue_submission(run: str | Path, folder: str | Path) -> dict[str, int]:
     return rows
 
 
-def _test_rows(spec: DataSpec, test_set: TestSet, model: TaskModel) -> RowTable | None:
+def _test_rows(spec: DataSpec, test_set: TestSet, model: TaskModel) -> Rows | None:
     """Returns the test rows, or None if the separate folder of AX is missing."""
     columns = model.input_columns
     if spec.dataset is not None:
-        return read_hub(
-            spec.dataset,
-            columns=columns,
-            config=spec.config if test_set.config is None else test_set.config,
-            split=test_set.split,
-            revision=spec.revision,
-            format=test_set.format,
-            require_labels=False,
-        )
+        config = spec.config if test_set.config is None else test_set.config
+        source = HubSplit(dataset=spec.dataset, config=config, split=test_set.split, revision=spec.revision)
+        return read(source, columns, ReadOptions(format=test_set.format), require_labels=False)
     if spec.dir is None:
         raise DataError(
             "the run was trained on single files. Train it with data.dir or data.dataset, which include test rows"
@@ -110,7 +106,7 @@ def _test_rows(spec: DataSpec, test_set: TestSet, model: TaskModel) -> RowTable 
     path = next((path for path in paths if path.exists()), paths[0])
     if test_set.config is not None and not path.exists():
         return None
-    table = read_table(path, columns=columns, reading=ReadOptions(format=test_set.format), require_labels=False)
+    table = read(path, columns, ReadOptions(format=test_set.format), require_labels=False)
     if table.notes:
         raise DataError(f"{path}: every test row needs a prediction, but {' and '.join(table.notes)}")
     return table

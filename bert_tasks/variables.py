@@ -10,6 +10,7 @@ TELEMETRY_OFF: Mapping[str, str] = {
     "HF_XET_TELEMETRY_ENABLED": "false",  # hf_xet: figures about a transfer
     "MLFLOW_DISABLE_TELEMETRY": "true",  # mlflow >= 3.2
     "WANDB_ERROR_REPORTING": "false",  # wandb: its own crashes
+    "HF_UPDATE_DOWNLOAD_COUNTS": "0",  # evaluate: a request that counts the use of a module
     "GRADIO_ANALYTICS_ENABLED": "False",  # gradio, which trackio imports
 }
 # oneDNN compiles a primitive for every shape, and by default it keeps 1024 of about 1 MiB, as torch does beside it.

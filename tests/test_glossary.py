@@ -36,7 +36,6 @@ NAMES = {
     "Done": "ChunkResult",
     "Earlier": "ExistingRun",
     "Found": "LoadedCheckpoint",
-    "Reading": "ReadOptions",
     "RowHead": "PerTokenHead",
     "Stack": "TransformerEncoder",
     "Target": "OutputDestination",

@@ -15,11 +15,13 @@ from bert_tasks import (
     Encoder,
     MultiTaskModel,
     TaskModel,
+    WriteOptions,
     batch_predictor,
     evaluate,
     fit,
     load_recipe,
     predict,
+    predict_file,
     train,
 )
 from bert_tasks.cards.card import write_card
@@ -203,9 +205,11 @@ def api_calls(path: str, model: TaskModel) -> dict[str, Callable[[], object]]:
         "evaluate adapter": lambda: evaluate("base", ROWS, task="sequence-classification", adapter=path),
         "predict model": lambda: predict(path, ROWS),
         "predict data": lambda: predict(model, path),
-        "predict data to a file": lambda: predict(model, path, output="out.jsonl"),
-        "predict output": lambda: predict(model, ROWS, output=f"{path}.jsonl"),
-        "predict rejects": lambda: predict(model, "rows.csv", output="o.csv", on_error="skip", rejects=path),
+        "predict data to a file": lambda: predict_file(model, path, "out.jsonl"),
+        "predict output": lambda: predict_file(model, ROWS, f"{path}.jsonl"),
+        "predict rejects": lambda: predict_file(
+            model, "rows.csv", "o.csv", writing=WriteOptions(on_error="skip", rejects=path)
+        ),
         "batch_predictor": lambda: batch_predictor(path),
         "export": lambda: export(model, to="transformers", output=path),
         "export graph": lambda: export(model, to="onnx", output=path),

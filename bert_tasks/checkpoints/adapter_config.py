@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from bert_tasks.checkpoints.files import MAX_CONFIG_BYTES, checked_file, read_json, refuse
 from bert_tasks.checkpoints.hub import ADAPTER_CONFIG, resolve
-from bert_tasks.data.problems import shortened
+from bert_tasks.data.issues import shortened
 from bert_tasks.errors import CheckpointError
 
 TASK_TYPES = {"sequence": "SEQ_CLS", "token": "TOKEN_CLS", "span": "QUESTION_ANS"}

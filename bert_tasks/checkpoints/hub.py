@@ -15,7 +15,7 @@ from huggingface_hub import constants
 
 from bert_tasks.checkpoints.files import MAX_CONFIG_BYTES, read_json
 from bert_tasks.checkpoints.sentence_transformers import SENTENCE_FILES
-from bert_tasks.data.problems import missing_path
+from bert_tasks.data.issues import missing_path
 from bert_tasks.environment import masked
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.storage import check_path

@@ -5,7 +5,7 @@ here, but a folder without a readable config.json or weights is an error.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +40,11 @@ from bert_tasks.families import (
     pooler_is_there,
 )
 from bert_tasks.families.base import Family
+from bert_tasks.tables import Result
 
 
 @dataclass(frozen=True, kw_only=True)
-class Inspection:
+class Inspection(Result):
     """The content of a model folder.
 
     Attributes:
@@ -75,10 +76,6 @@ class Inspection:
     task: str | None
     files: Mapping[str, int]
     problems: tuple[str, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns plain values for one JSON object."""
-        return asdict(self)
 
     def lines(self, *, verbose: bool = False) -> list[str]:
         """Returns the report for a terminal, with ``verbose`` also the name of every key."""

@@ -93,6 +93,7 @@ class StoredTokenizer:
         """
         self.backend_tokenizer = Tokenizer.from_str(stored["backend"])
         self._stored, self.name_or_path = stored, name
+        self.second_segment: int = stored["second"]  # of the family whose segments it has, see ``trained_segments``
         self._attributes: dict[str, Any] = {attribute: stored["attributes"][attribute] for attribute in _ATTRIBUTES}
 
     @cached_property

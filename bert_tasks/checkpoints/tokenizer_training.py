@@ -19,7 +19,8 @@ from transformers import AlbertTokenizer, BertTokenizer, PreTrainedTokenizerBase
 
 from bert_tasks.checkpoints.tokenizers import save_tokenizer
 from bert_tasks.data.columns import Column
-from bert_tasks.data.readers import ReadOptions, read_table
+from bert_tasks.data.options import ReadOptions
+from bert_tasks.data.reading import read
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.storage import check_new_folder, new_folder
 
@@ -96,7 +97,7 @@ def train_tokenizer(
     target = Path(output)
     check_new_folder(target)
     reading = replace(ReadOptions() if reading is None else reading, split="train")
-    tables = [read_table(path, columns=CORPUS_COLUMNS, reading=reading) for path in corpus]
+    tables = [read(path, CORPUS_COLUMNS, reading) for path in corpus]
 
     def texts() -> Iterator[str]:
         for table in tables:

@@ -21,7 +21,7 @@ from tokenizers.pre_tokenizers import PreTokenizer
 
 from bert_tasks.checkpoints.files import checked_file, read_json
 from bert_tasks.checkpoints.hub import TOKENIZER_SETTINGS, VOCABULARIES
-from bert_tasks.data.problems import shortened
+from bert_tasks.data.issues import shortened
 from bert_tasks.errors import CheckpointError
 from bert_tasks.storage import library_errno
 

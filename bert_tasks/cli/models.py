@@ -49,8 +49,8 @@ from bert_tasks.cli.options import (
 from bert_tasks.terminal import message_stream
 
 if TYPE_CHECKING:
-    from bert_tasks.data.readers import ReadOptions
-    from bert_tasks.inference import Predicted, WriteOptions
+    from bert_tasks.data.options import ReadOptions
+    from bert_tasks.inference import WriteOptions, Written
 
 
 @app.command("evaluate")
@@ -67,6 +67,10 @@ def evaluate(
     on_error: LabelledRowErrors = None,
     adapter: Adapter = None,
     dtype: Precision = "float32",
+    metric: Annotated[
+        list[str] | None,
+        output_option("--metric", metavar="NAME", help="Further metric, evaluate:NAME or MODULE:FUNCTION."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Print a model's metrics on a file with labels. A file with the extension of the training file is read as that.
@@ -79,7 +83,8 @@ def evaluate(
 
     reading = replace(reading, document=document)
     loaded = load_trained(model, data=data, reading=reading, adapter=adapter, **loading)
-    evaluation = evaluate_data(loaded, data, reading=reading, dtype=dtype, on_error=on_error)
+    metrics = () if metric is None else tuple(metric)
+    evaluation = evaluate_data(loaded, data, reading=reading, dtype=dtype, on_error=on_error, metrics=metrics)
     table = metric_table(loaded.tasks, evaluation.metrics)
     print_result(evaluation.metrics, table.lines(), as_json=as_json)
 
@@ -150,16 +155,27 @@ def predict(
             print_out(f"{Path(output) / name}: {rows} rows")
         return
     source = _texts_or_data(text, text_pair, data, "predict")
-    writing = replace(writing, csv_raw=csv_raw, logits=logits, explain=explain, abstain_below=abstain_below)
+    writing = replace(writing, csv_raw=csv_raw)
     loading |= {"adapter": adapter}
     predictor: Any = model
     if labels is not None:
         options: dict[str, Any] = {} if hypothesis is None else {"hypothesis": hypothesis}
         predictor = load_trained(model, data=source, reading=reading, **loading)
         predictor, loading = predictor.zero_shot(labels, multi_label=multi_label, **options), {}
-    loading |= {"dtype": dtype, "writing": writing, "reading": reading}
     with _rows_output(output, quiet=quiet) as (target, progress):
-        result = predict_file(predictor, source, target, progress=progress, **loading)
+        result = predict_file(
+            predictor,
+            source,
+            target,
+            dtype=dtype,
+            logits=logits,
+            explain=explain,
+            abstain_below=abstain_below,
+            reading=reading,
+            writing=writing,
+            progress=progress,
+            **loading,
+        )
     _print_rows_result(result, "prediction", output)
 
 
@@ -241,7 +257,7 @@ def _data_or_pipe(data: str | None, verb: str) -> str:
 @contextmanager
 def _rows_output(output: str, *, quiet: bool) -> Iterator[tuple[Any, Callable[[int, int | None], None]]]:
     """Yields where a command writes a row for each row, and the function that shows its progress. Reports Ctrl-C."""
-    from bert_tasks.inference.output import unfinished_folder
+    from bert_tasks.inference.sinks import unfinished_folder
 
     opened: AbstractContextManager[Any] = result_stream() if output == "-" else nullcontext(output)
     is_shown = output == "-" and sys.stdout.isatty()  # the rows themselves show the progress
@@ -259,8 +275,8 @@ def _rows_output(output: str, *, quiet: bool) -> Iterator[tuple[Any, Callable[[i
         raise typer.Exit(128 + signal.SIGINT) from None
 
 
-def _print_rows_result(result: "Predicted", noun: str, output: str) -> None:
-    from bert_tasks.data.problems import counted
+def _print_rows_result(result: "Written", noun: str, output: str) -> None:
+    from bert_tasks.data.issues import counted
 
     if output == "-":
         print_err(counted(result.rows, noun))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 if TYPE_CHECKING:
-    from bert_tasks.data.readers import ReadOptions
+    from bert_tasks.data.options import ReadOptions
     from bert_tasks.inference import WriteOptions
 
 # An option in a panel of the help page. The panels follow "Options", which holds the essential ones.
@@ -159,7 +159,7 @@ def read_options(
     split_column: SplitColumn = None,
 ) -> "ReadOptions":
     """How a file is read that a trained model gets."""
-    from bert_tasks.data.readers import ReadOptions
+    from bert_tasks.data.options import ReadOptions
 
     return ReadOptions(
         columns=_key_value_pairs("--column", column, expected="NAME=COLUMN, e.g. text=review"),

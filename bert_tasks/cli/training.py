@@ -1,5 +1,6 @@
 """The commands around recipes and runs (train, search, check, init, tokenizer), and env."""
 
+import os
 import shlex
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -31,7 +32,7 @@ from bert_tasks.cli.options import (
 from bert_tasks.errors import DataError, DivergedError, UsageError
 
 if TYPE_CHECKING:
-    from bert_tasks.data.readers import ReadOptions
+    from bert_tasks.data.options import ReadOptions
     from bert_tasks.experiments.folds import FoldsResult
     from bert_tasks.experiments.search import SearchResult
     from bert_tasks.experiments.seeds import SeedsResult
@@ -106,7 +107,7 @@ def _load_or_write(file: Path, changes: list[str], output_dir: Path | None, *, d
 
     if file.suffix.lower() == ".toml":
         return load_recipe(file, overrides=changes, output_dir=output_dir)
-    from bert_tasks.data.readers import existing_file, matching_files
+    from bert_tasks.data.reading import existing_file, matching_files
     from bert_tasks.distributed import main_process_first, make_accelerator
     from bert_tasks.init import init_recipe, run_name
 
@@ -127,7 +128,7 @@ def _load_or_write(file: Path, changes: list[str], output_dir: Path | None, *, d
                 except DataError as error:
                     hint = "To name columns or a format, write the recipe with `bert-tasks init`."
                     raise DataError(f"{error}\n{hint}") from None
-                if draft.guess.alternatives:
+                if draft.alternatives:
                     path.unlink()
                     raise DataError(_question(file, draft))
                 line = "\n".join([*draft.findings(), *([] if dry_run else [f"recipe: {path}"])])
@@ -135,22 +136,23 @@ def _load_or_write(file: Path, changes: list[str], output_dir: Path | None, *, d
             print_err(line)
         loaded = load_recipe(path, overrides=changes, output_dir=output_dir)
     train = Path(str(loaded.data.train))
-    if file.absolute() not in (train, *train.parents):
+    source = Path(os.path.abspath(file))
+    if source not in (train, *train.parents):
         raise UsageError(f"{path} trains on {train}, not on {file}. Choose another --output-dir.")
     return loaded
 
 
 def _question(file: Path, draft: "RecipeDraft") -> str:
     """Returns the message about a file with several readings that are as good, of which the user chooses one."""
-    columns = ", ".join(f'{column} = "{name}"' for column, name in draft.guess.columns.items())
-    likeliest = " with ".join(text for text in (draft.guess.task, columns) if text)
+    columns = ", ".join(f'{column} = "{name}"' for column, name in draft.columns.items())
+    likeliest = " with ".join(text for text in (draft.task, columns) if text)
     command = f"bert-tasks init {shlex.quote(str(file))}"
     return "\n".join(
         [
             f"{file}: there are several ways to read the columns, so nothing was trained. Most likely:",
             f"  {likeliest}",
             "It could also be:",
-            *(f"  {other}" for other in draft.guess.alternatives),
+            *(f"  {other}" for other in draft.alternatives),
             f"Write a recipe with `{command}`, with options such as --label and --text or with a changed line if the "
             "first is wrong, and train the recipe.",
         ]

@@ -21,8 +21,6 @@ from numpy.typing import ArrayLike, NDArray
 from rich.console import Console
 from rich.progress import Progress
 
-from bert_tasks.data import limits
-from bert_tasks.data.limits import size_of
 from bert_tasks.environment import cache_folders
 from bert_tasks.errors import DataError
 from bert_tasks.storage import atomic_path, sha256_file
@@ -222,19 +220,6 @@ def _not_writable(folder: Path, error: OSError) -> DataError:
     return DataError(
         f"{folder}: the cache cannot be written ({error}). Set HF_DATASETS_CACHE to a folder with enough space"
     )
-
-
-def row_batches(rows: Iterable[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
-    """Yields lists of 1,000 rows, and of fewer if the rows are large."""
-    batch, size = list[Mapping[str, Any]](), 0
-    for row in rows:
-        batch.append(row)
-        size += size_of(row)
-        if len(batch) == _BATCH or size > limits.LARGEST_ROW:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
 
 
 def read_batches(path: Path, columns: Sequence[str]) -> Iterator[list[dict[str, Any]]]:

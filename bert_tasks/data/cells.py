@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from bert_tasks.data.problems import RowError
+from bert_tasks.data.issues import CellError
 
 LABEL_SEPARATOR = ";"
 HIDDEN_LABELS = ("-", "-1")  # of rows without a label, in SNLI's files and on the hub
@@ -18,21 +18,30 @@ def parse_text(value: Any) -> str:
     """Returns a text.
 
     Raises:
-        RowError: The value is not a text, or holds characters that UTF-8 cannot encode.
+        CellError: The value is not a text, or holds characters that UTF-8 cannot encode.
     """
     if value is None:
-        raise RowError("missing text", 'Write an empty text as "".')
+        raise CellError("missing text", 'Write an empty text as "".')
     if not isinstance(value, str):
-        raise RowError("not a text", "Write it in quotes.")
+        raise CellError("not a text", "Write it in quotes.")
     try:
         value.encode()
     except UnicodeEncodeError as error:
         code = ord(value[error.start])
         if 0xDC80 <= code <= 0xDCFF:  # how readers pass on an undecodable byte
             hint = f"Set the file's encoding, {ENCODING_EXAMPLE}."
-            raise RowError(f"invalid byte 0x{code - 0xDC00:02X}", hint) from None
-        raise RowError(f"half a character (surrogate U+{code:04X})", "Replace it.") from None
+            raise CellError(f"invalid byte 0x{code - 0xDC00:02X}", hint) from None
+        raise CellError(f"half a character (surrogate U+{code:04X})", "Replace it.") from None
     return value
+
+
+def is_encodable(text: str) -> bool:
+    """Returns True if the text has no undecodable bytes and no half characters."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 _WHOLE_FLOAT = re.compile(r"-?\d+\.0+")
@@ -45,7 +54,7 @@ def label_name(value: Any) -> str:
     numbers into floats if a column has missing values.
 
     Raises:
-        RowError: The value is neither a number nor a name.
+        CellError: The value is neither a number nor a name.
     """
     value = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(value, float):
@@ -53,11 +62,11 @@ def label_name(value: Any) -> str:
     if isinstance(value, bool | int):
         return str(value)
     if not isinstance(value, str):
-        raise RowError("not a label name", "Write a text or a number.")
+        raise CellError("not a label name", "Write a text or a number.")
     name = value.strip()
     name = name.partition(".")[0] if _WHOLE_FLOAT.fullmatch(name) else name
     if name == "":
-        raise RowError("missing label")
+        raise CellError("missing label")
     return parse_text(name)
 
 

@@ -6,7 +6,7 @@ together, and the report on a data set.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,12 +14,16 @@ from numpy.typing import NDArray
 
 from bert_tasks.data.cells import is_integer
 from bert_tasks.data.columns import Column, Columns, HeadColumns, first_column
-from bert_tasks.data.conll import is_chunk_tag
-from bert_tasks.data.problems import SHOWN, RowError, RowErrors, counted, first_few, suggestion
+from bert_tasks.data.conll import is_chunk_tag, to_iob2
+from bert_tasks.data.features import Numbers, Truncation
+from bert_tasks.data.issues import SHOWN, RowIssue, RowIssues, counted, first_few, suggestion
+from bert_tasks.data.kinds import Answers, ClassKind, Label, LabelKind, Labels, Tags, Words
+from bert_tasks.data.known_labels import KnownLabels
+from bert_tasks.data.rows import Rows
+from bert_tasks.data.shared_conversion import no_input
 from bert_tasks.data.splits import Splits, row_keys
-from bert_tasks.data.table import Numbers, RowTable, Truncation
-from bert_tasks.data.validator import no_input
 from bert_tasks.errors import DataError
+from bert_tasks.tables import Result
 
 MOST_LABELS = 1000
 _IMBALANCED = 5  # times as many rows as the rarest label
@@ -44,33 +48,48 @@ class LabelCensus(NamedTuple):
         return self.normalized if all(map(is_chunk_tag, self.written if labels is None else labels)) else self.written
 
 
-def count_labels(table: RowTable, column: Column) -> LabelCensus:
+def count_labels(table: Rows, column: Column) -> LabelCensus:
     """Returns the census of a column, which is empty if the table lacks it."""
     rows, written, normalized = 0, Counter[str](), Counter[str]()
     for value in _values(table, column):
         rows += 1
-        written.update(column.type.labels_of(value))
-        normalized.update(column.type.normalized(value))
+        names = classes_of(column, value)
+        written.update(names)
+        normalized.update(_in_iob2(column, names))
     return LabelCensus(rows, written, normalized)
 
 
-def most_frequent_label(table: RowTable, columns: Columns) -> tuple[str, float] | None:
+def classes_of(column: Column, value: Any) -> Sequence[str]:
+    """Returns the names under which a value is counted, or none if its column is no label."""
+    if not isinstance(column.type, LabelKind):
+        return ()
+    return column.type.classes(value)
+
+
+def _in_iob2(column: Column, names: Sequence[str]) -> Sequence[str]:
+    """Returns the names in the spelling of inferred labels."""
+    if isinstance(column.type, Tags):
+        return to_iob2(names)
+    return names
+
+
+def most_frequent_label(table: Rows, columns: Columns) -> tuple[str, float] | None:
     """Returns the most frequent label and its share of rows or words, if exactly one column holds classes."""
     if isinstance(columns, Mapping):
         return None
-    with_classes = [column for column in columns if column.type.has_classes]
+    with_classes = [column for column in columns if isinstance(column.type, ClassKind)]
     counts = count_labels(table, with_classes[0]).written if len(with_classes) == 1 else Counter[str]()
-    whole = len(table) if with_classes and with_classes[0].type.is_set else counts.total()
+    whole = len(table) if with_classes and isinstance(with_classes[0].type, Labels) else counts.total()
     return next(((label, count / whole) for label, count in counts.most_common(1)), None)
 
 
-def named_splits(splits: Splits) -> list[tuple[str, RowTable]]:
+def named_splits(splits: Splits) -> list[tuple[str, Rows]]:
     """Returns the tables under the names train, validation and validation_NAME."""
     named = [(f"validation_{name}" if name != "" else "validation", table) for name, table in splits.validation.items()]
     return [("train", splits.train), *named]
 
 
-def infer_labels(table: RowTable, columns: Sequence[Column], census: LabelCensus | None = None) -> tuple[str, ...]:
+def infer_labels(table: Rows, columns: Sequence[Column], census: LabelCensus | None = None) -> tuple[str, ...]:
     """Returns the distinct labels of a table, numbers by value, others by text.
 
     Tags are in IOB2. Integers of equal value ("1", "01", "+1") are different labels, in the order of their text.
@@ -83,15 +102,16 @@ def infer_labels(table: RowTable, columns: Sequence[Column], census: LabelCensus
     Raises:
         DataError: The labels look like numbers or ids, differ in letter case only, or some do not fit the others.
     """
-    column = first_column(columns, lambda column_type: column_type.has_classes)
+    column = first_column(columns, ClassKind)
     if column is None:
         return ()
     census = count_labels(table, column) if census is None else census
-    _rows_with(table, column, _odd_labels(census.written, are_tags=column.type.is_open)).raise_if_any()
+    are_tags = isinstance(column.type, Tags)
+    _rows_with(table, column, _odd_labels(census.written, are_tags=are_tags)).raise_if_any()
     counts = census.counts()
-    total = counts.total() if column.type.is_open else census.rows
+    total = counts.total() if are_tags else census.rows
     if (total >= 100 and len(counts) > total / 2) or (len(counts) > MOST_LABELS and len(counts) > total / 20):
-        among = counted(total, "word") if column.type.is_open else counted(total, "row")
+        among = counted(total, "word") if are_tags else counted(total, "row")
         raise DataError(
             f"{table.source}: {len(counts)} different values of {column.name!r} in {among} look like numbers or ids. "
             "Name the column of the labels in [data.columns], set settings.labels, or for regression set "
@@ -109,20 +129,21 @@ def infer_labels(table: RowTable, columns: Sequence[Column], census: LabelCensus
     return tuple(sorted(names, key=int) if all(map(is_integer, names)) else names)
 
 
-def _odd_labels(counts: Mapping[str, int], *, are_tags: bool) -> Iterator[RowError]:
+def _odd_labels(counts: Mapping[str, int], *, are_tags: bool) -> Iterator[RowIssue]:
     """Yields labels that do not fit, as numbers among names or words among chunk tags."""
     numbers = [name for name in counts if is_integer(name)]
     names = [name for name in counts if not is_integer(name)]
     if numbers and names:
         few = min(numbers, names, key=lambda group: sum(counts[name] for name in group))
         contrast = "number among names" if few is numbers else "name among numbers"
-        yield from (RowError(contrast, "Correct the label, or set settings.labels.", value=name) for name in few)
+        hint = "Correct the label, or set settings.labels."
+        yield from (RowIssue(what=contrast, hint=hint, value=name) for name in few)
         return
     plain = [name for name in counts if not is_chunk_tag(name)]
     prefixed = sum(count for name, count in counts.items() if name != "O" and is_chunk_tag(name))
     if are_tags and sum(counts[name] for name in plain) * _FEW <= prefixed:  # more of them are classes of words
         hint = "Write O or a tag such as B-TYPE, as almost all tags are, or set settings.labels."
-        yield from (RowError("not a chunk tag", hint, value=name) for name in plain)
+        yield from (RowIssue(what="not a chunk tag", hint=hint, value=name) for name in plain)
 
 
 def imbalance_hint(counts: Mapping[str, int], task: str = "", *, are_tags: bool = False) -> str | None:
@@ -153,16 +174,19 @@ def imbalance_hint(counts: Mapping[str, int], task: str = "", *, are_tags: bool 
     )
 
 
-def _rows_with(table: RowTable, column: Column, errors: Iterable[RowError]) -> RowErrors:
-    """Returns the errors of rows by label, the ``value`` of an error."""
-    collected, by_label = RowErrors(), {error.value: error.at(column.name, None) for error in errors}
-    if by_label:
-        for rows in table.rows.tables([column.name, "line"]):
-            for value, line in zip(*(values.to_pylist() for values in rows.columns), strict=True):
-                names = [] if value is None else [*column.type.labels_of(value), *column.type.normalized(value)]
-                for name in dict.fromkeys(names):
-                    if name in by_label:
-                        collected.add(table.source, line, by_label[name])
+def _rows_with(table: Rows, column: Column, issues: Iterable[RowIssue]) -> RowIssues:
+    """Returns the issues of all rows that have the label of an issue, which is its ``value``."""
+    collected, by_label = RowIssues(), {issue.value: issue for issue in issues}
+    if not by_label:
+        return collected
+    for rows in table.rows.tables([column.name, "line"]):
+        for value, line in zip(*(values.to_pylist() for values in rows.columns), strict=True):
+            if value is None:
+                continue
+            names = classes_of(column, value)
+            for name in dict.fromkeys([*names, *_in_iob2(column, names)]):
+                if name in by_label:
+                    collected.add(table.source, replace(by_label[name], column=column.name, line=line))
     return collected
 
 
@@ -189,25 +213,25 @@ def check_splits(
     for table in tables:
         if len(table) == 0:
             raise DataError(f"{table.source}: no rows")
-    column = first_column(columns, lambda column_type: column_type.has_classes)
+    column = first_column(columns, ClassKind)
     censuses = [] if column is None else [count_labels(table, column) for table in tables]
     known_labels = tuple(labels)
     if column is not None:
-        label_type, trained = column.type, censuses[0].counts()
+        trained = censuses[0].counts()
         known_labels = known_labels if len(known_labels) > 0 else infer_labels(train, columns, censuses[0])
-        if not label_type.is_open and not unlabelled:
+        if not isinstance(column.type, Tags) and not unlabelled:
             _check_validation_labels(tables, censuses, known_labels)
-        errors = RowErrors()
+        known, issues = KnownLabels(known_labels), RowIssues()
         for table, census in zip(tables, censuses, strict=True):
-            unknown = label_type.unknown(census.counts(known_labels), known_labels, strict=table is train)
-            errors.extend(_rows_with(table, column, unknown))
-        errors.raise_if_any()
-    for labelled in [] if unlabelled else columns:
-        needed = labelled.type.needed_label
-        if needed and count_labels(train, labelled).written[needed] == 0:
-            raise DataError(f"{train.source}: no {needed} row in {counted(len(train), 'row')}. Training needs some.")
+            unknown = known.unknown(column.type, census.counts(known_labels), is_training=table is train)
+            issues.extend(_rows_with(table, column, unknown))
+        issues.raise_if_any()
+    answers = None if unlabelled else first_column(columns, Answers)
+    if answers is not None and count_labels(train, answers).written["answerable"] == 0:
+        raise DataError(f"{train.source}: no answerable row in {counted(len(train), 'row')}. Training needs some.")
     if column is not None:
-        least, noun = 1 if column.type.is_set else 2, "tag" if column.type.is_open else "label"
+        least = 1 if isinstance(column.type, Labels) else 2
+        noun = "tag" if isinstance(column.type, Tags) else "label"
         if not unlabelled and len(trained) < least:
             only = f"only the {noun} {next(iter(trained))!r}" if trained else f"no {noun}"
             needs = "Training needs at least " + ("1 class." if least == 1 else "2 classes.")
@@ -216,7 +240,7 @@ def check_splits(
             raise DataError(
                 f"settings.labels names {counted(len(known_labels), 'label')}. Training needs at least {least}"
             )
-    words = first_column(columns, lambda column_type: column_type.is_pretokenized)
+    words = first_column(columns, Words)
     if words is not None and len(train) > 1 and all(len(sentence) == 1 for sentence in _values(train, words)):
         raise DataError(
             f"{train.source}: every row has one word. Write all words of a sentence in one row as a list, or one word "
@@ -225,7 +249,7 @@ def check_splits(
     return () if column is None else known_labels
 
 
-def check_heads(table: RowTable, heads: Mapping[str, HeadColumns]) -> None:
+def check_heads(table: Rows, heads: Mapping[str, HeadColumns]) -> None:
     """Checks that the predictions of at least one of several tasks can be compared with labels.
 
     Raises:
@@ -258,7 +282,7 @@ def labelled_splits(splits: Splits, name: str, columns: Sequence[Column], names:
     return labelled
 
 
-def lack_of_rows(table: RowTable, name: str, head: HeadColumns) -> str:
+def lack_of_rows(table: Rows, name: str, head: HeadColumns) -> str:
     """Returns what all rows lack for one of several tasks, which is its label or what it reads."""
     if len(table.of_head(name)) > 0:
         labels = [repr(head.names.get(column.name, column.name)) for column in head.columns if column.is_label]
@@ -271,7 +295,7 @@ def lack_of_rows(table: RowTable, name: str, head: HeadColumns) -> str:
 
 
 def _check_validation_labels(
-    tables: Sequence[RowTable], censuses: Sequence[LabelCensus], known_labels: Sequence[str]
+    tables: Sequence[Rows], censuses: Sequence[LabelCensus], known_labels: Sequence[str]
 ) -> None:
     """Raises DataError for correctly spelt labels that only validation rows have."""
     train, *others = tables
@@ -359,13 +383,13 @@ class SplitReport:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataReport:
+class DataReport(Result):
+    """The figures of all splits before training."""
+
     splits: tuple[SplitReport, ...]
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
     def lines(self) -> list[str]:
+        """Returns the figures of each split as text."""
         lines = []
         for split in self.splits:
             words = "" if split.words is None else f", {counted(split.words, 'word')}"
@@ -397,8 +421,8 @@ def data_report(
             by_task[head_name] = data_report(labelled, columns=head.columns, labels=head.labels, task=head_name)
     else:
         own_columns = columns
-    words = first_column(columns, lambda column_type: column_type.is_pretokenized)
-    label = first_column(columns, lambda column_type: column_type.is_label)
+    words = first_column(columns, Words)
+    label = first_column(columns, LabelKind)
     keys = {name: row_keys(table, columns) for name, table in named_splits(splits)}
     trained = _label_counts(splits.train, own_columns)
     reports = []
@@ -407,7 +431,7 @@ def data_report(
         is_train, split_tokens = name == "train", None if tokens is None else tokens.get(name)
         counts = _label_counts(table, own_columns)
         notes = list(table.notes)
-        if label is not None and label.type.is_open:
+        if label is not None and isinstance(label.type, Tags):
             new = [f"{tag!r} ({counted(counts[tag], 'word')})" for tag in sorted(counts) if tag not in trained]
             notes += [f"tags that no training row has: {first_few(new, SHOWN)}"] if new else []
         lengths, truncated_share = None, None
@@ -421,9 +445,9 @@ def data_report(
         figures_of_texts = _text_figures(table, keys[name], None if is_train else keys["train"])
         advice = None
         if is_train and label is not None:  # the other rows are never weighed
-            are_tags = label.type.is_open
-            has_advice = label.type.is_single_class or are_tags
-            advice = imbalance_hint(counts, task, are_tags=are_tags) if has_advice else None
+            are_tags = isinstance(label.type, Tags)
+            if are_tags or isinstance(label.type, Label):
+                advice = imbalance_hint(counts, task, are_tags=are_tags)
         has_words = words is not None and words.name in table.rows.column_names
         reports.append(
             SplitReport(
@@ -441,7 +465,7 @@ def data_report(
     return DataReport(splits=tuple(reports))
 
 
-def _text_figures(table: RowTable, keys: NDArray[Any], train: NDArray[Any] | None) -> dict[str, Any]:
+def _text_figures(table: Rows, keys: NDArray[Any], train: NDArray[Any] | None) -> dict[str, Any]:
     """Returns the figures of empty and repeated texts. ``train`` holds training keys."""
     _, first, text = np.unique(keys["text"], return_index=True, return_inverse=True)
     masks = {
@@ -455,13 +479,13 @@ def _text_figures(table: RowTable, keys: NDArray[Any], train: NDArray[Any] | Non
     return {**{name: int(mask.sum()) for name, mask in masks.items()}, "first_lines": lines}
 
 
-def _label_counts(table: RowTable, columns: Sequence[Column]) -> Counter[str]:
+def _label_counts(table: Rows, columns: Sequence[Column]) -> Counter[str]:
     """Counts labels, tags, answered questions, or the index of the right choice."""
-    counts = [count_labels(table, column).counts() for column in columns if column.type.is_label]
+    counts = [count_labels(table, column).counts() for column in columns]
     return next((count for count in counts if count), Counter())
 
 
-def _values(table: RowTable, column: Column) -> Iterator[Any]:
+def _values(table: Rows, column: Column) -> Iterator[Any]:
     """Yields the values of a column that are not missing."""
     if column.name in table.rows.column_names:
         for rows in table.rows.tables([column.name]):

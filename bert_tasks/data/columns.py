@@ -3,19 +3,20 @@
 Owns the declaration of a column, further names of columns, and the forms in which a caller may pass rows.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Any, Literal
 
-from bert_tasks.data.cells import with_named_cell
-from bert_tasks.data.kinds import REMARKS, ColumnKind
+from bert_tasks.data.kinds import Choices, ColumnKind, Text, Words
 from bert_tasks.data.kinds import Column as Column
+from bert_tasks.data.layouts import derived_from, unread_columns
 from bert_tasks.errors import DataError
 
 Row = Mapping[str, Any]
-# Columns of the table beside the task's. No task can have these names.
-PASSTHROUGH, ROW_ERROR, FOLD_GROUP = "given row", "error of the row", "group of a fold"
+# Columns of a table beside those of the task, which may not begin with an underscore.
+RECORD = "_record"  # the columns of its source that a row carries along, as JSON
+REJECT = "_reject"  # why a row cannot be used, as a line of a file of rejects
+FOLD_GROUP = "_group"  # the group of a row whose rows are in one fold
 
 PassthroughColumns = Literal["all", "none"] | Sequence[str]
 
@@ -41,7 +42,7 @@ Columns = Sequence[Column] | Mapping[str, HeadColumns]
 
 def head_column(name: str) -> str:
     """Returns the column of a table that holds the rows of one of several tasks."""
-    return f"row of {name}"  # no column of data has such a name
+    return f"_task.{name}"
 
 
 def stored_names(columns: Columns) -> list[str]:
@@ -106,7 +107,7 @@ def source_columns(columns: Columns) -> list[Column]:
         return list(columns)
     found: dict[str, Column] = {}
     for head in columns.values():
-        unread = read_for_others(head.columns, head.names)
+        unread = unread_columns(head.columns, head.names, {})
         for column in head.columns:
             if column.name not in unread:
                 name = head.names.get(column.name, column.name)
@@ -114,15 +115,15 @@ def source_columns(columns: Columns) -> list[Column]:
     return list(found.values())
 
 
-def first_column(columns: Columns, has: Callable[[ColumnKind], object]) -> Column | None:
-    """Returns the first column of a task whose kind has a property. None for several tasks.
+def first_column(columns: Columns, *kinds: type[ColumnKind]) -> Column | None:
+    """Returns the first column of a task with one of these kinds. None for several tasks.
 
     Example:
-        >>> first_column([Column(name="text", kind="text")], lambda kind: kind.has_classes)
+        >>> first_column([Column(name="text", kind="text")], Label)
     """
     if isinstance(columns, Mapping):
         return None
-    return next((column for column in columns if has(column.type)), None)
+    return next((column for column in columns if isinstance(column.type, kinds)), None)
 
 
 def has_labels(columns: Columns) -> bool:
@@ -130,74 +131,19 @@ def has_labels(columns: Columns) -> bool:
     return not isinstance(columns, Mapping) and any(column.is_label for column in columns)
 
 
-def complete_row(cells: Row, columns: Sequence[Column], names: Mapping[str, str] = MappingProxyType({})) -> Row:
-    """Returns the cells with values that follow from other cells.
-
-    They are the words of a text, a text of its sentences, and choices. A name with dots may be a path into objects, and
-    a name with commas several columns. See ``with_named_cell``.
-
-    Args:
-        cells: The row under the source's names.
-        columns: The task's columns.
-        names: The task's columns -> the cells' columns, if they differ.
-
-    Raises:
-        RowError: The columns of single choices have wrong numbers, or several columns do not make one value.
-    """
-    for column in columns:
-        name = names.get(column.name, column.name)
-        cells = column.type.complete(with_named_cell(cells, name, column.type.join), column, columns, names)
-        remark = column.type.remark(cells.get(name))
-        if remark is not None:
-            cells = {**cells, REMARKS: [*cells.get(REMARKS, ()), remark]}
-    return cells
-
-
-def rename_row(row: Row, names: Mapping[str, str], columns: Sequence[Column] = ()) -> Row:
-    """Returns the row with the task's names for columns with other names.
-
-    Args:
-        row: The row.
-        names: The task's columns -> other names, for columns that are missing under the task's name.
-        columns: The columns that the task reads. None of them reads a value by name that another column has read.
-    """
-    moved = {name: row[other] for name, other in names.items() if name not in row and other in row}
-    if not moved:
-        return row
-    unread = read_for_others(columns, names).intersection(names[name] for name in moved)
-    return {**{name: value for name, value in row.items() if name not in unread}, **moved}
-
-
-def read_for_others(
-    columns: Sequence[Column], given_names: Mapping[str, str], usual: Mapping[str, str] = MappingProxyType({})
-) -> set[str]:
-    """Returns the optional columns whose source name is set for another column.
-
-    They are not read. With ``context = "question"``, a task that may also have a ``question`` would otherwise read the
-    question twice. The text of words is always read, because it defines the positions of the words and is no further
-    input.
-
-    Args:
-        columns: The columns that the task reads.
-        given_names: The task's columns -> the source's columns, as set by the caller.
-        usual: The same for columns that the caller does not set, if they have another name.
-    """
-    taken = set(given_names.values())
-    words = first_column(columns, lambda column_type: column_type.is_pretokenized)
-    text = None if words is None else words.type.replacement(columns)
-    unstated = [c.name for c in columns if not c.required and c != text and c.name not in given_names]
-    return {name for name in unstated if usual.get(name, name) in taken}
-
-
 def text_columns(columns: Columns) -> list[str]:
     """Returns the columns of texts that may stand for a row of a task, or none."""
     if isinstance(columns, Mapping):
         return []
-    required = [column for column in columns if column.required]
-    if not all(column.type.is_text for column in required):
-        return []
-    replaced = [column.type.replacement(columns) if column.type.is_pretokenized else None for column in required]
-    return [column.name if text is None else text.name for column, text in zip(required, replaced, strict=True)]
+    names = []
+    for column in columns:
+        if not column.required:
+            continue
+        if not isinstance(column.type, Text | Words):
+            return []
+        text = derived_from(column, columns) if isinstance(column.type, Words) else None
+        names.append(column.name if text is None else text.name)
+    return names
 
 
 def _text_list_columns(columns: Columns) -> list[str]:
@@ -205,8 +151,9 @@ def _text_list_columns(columns: Columns) -> list[str]:
     if isinstance(columns, Mapping):
         return []
     *firsts, last = [column for column in columns if column.required]
-    is_list = last.type.has_texts and not last.type.is_text and not last.type.may_be_missing
-    return [*text_columns(firsts), last.name] if firsts and is_list else []
+    if not firsts or not isinstance(last.type, Choices):
+        return []
+    return [*text_columns(firsts), last.name]
 
 
 def as_row(row: Row | str | tuple[str, ...], columns: Columns, number: int) -> Row:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from itertools import chain, pairwise
 from typing import Any, Literal, NamedTuple
 
-from bert_tasks.data.problems import counted, shortened
-from bert_tasks.data.records import Record
+from bert_tasks.data.batch import Record
+from bert_tasks.data.issues import counted, shortened
 
 Scheme = Literal["IOB1", "IOB2", "BIOES", "raw"]
 
@@ -253,7 +253,7 @@ def _sentences(
             continue
         texts.append(line)
         if isinstance(parts, str):
-            faults.append(Record(number, {}, f"{parts}: {shortened(line)}"))
+            faults.append(Record.unusable(number, f"{parts}: {shortened(line)}"))
         elif parts:
             start = start if rows else number
             rows.append(parts)

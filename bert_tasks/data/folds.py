@@ -3,18 +3,28 @@
 ``splits.divide`` divides the rows.
 """
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from bert_tasks.data.columns import FOLD_GROUP, Column, first_column
-from bert_tasks.data.problems import counted, first_few
+from bert_tasks.data.features import Numbers
+from bert_tasks.data.issues import counted, first_few
+from bert_tasks.data.kinds import Answers, ClassKind, ColumnKind, Label, Labels, Number
+from bert_tasks.data.rows import Rows
 from bert_tasks.data.splits import Splits, divide, row_groups, row_keys, row_strata, train_validation_split
-from bert_tasks.data.table import Numbers, RowTable
 from bert_tasks.errors import DataError
 
 _SHOWN = 3  # labels in a message
+_ARTICLE = "title"  # SQuAD's name of the article that a question is about
+# Kinds whose strata the folds spread evenly -> the name of the strata.
+_SPREAD: Mapping[type[ColumnKind], str] = {
+    Label: "labels",
+    Labels: "sets of labels",
+    Number: "tenths of the numbers",
+    Answers: "questions with and without an answer",
+}
 _TOGETHER = {
     "group": "rows of one group",
     "context": "rows on one context",
@@ -45,8 +55,9 @@ def group_column(columns: Sequence[Column], group_name: str | None) -> tuple[Col
     """
     if group_name is not None:
         return Column(name=FOLD_GROUP, kind="id"), group_name
-    article = next((column.type.article_column for column in columns if column.type.article_column), None)
-    return (None, "") if article is None else (Column(name=FOLD_GROUP, kind="id", required=False), article)
+    if first_column(columns, Answers) is None:
+        return None, ""
+    return Column(name=FOLD_GROUP, kind="id", required=False), _ARTICLE
 
 
 def fold_splits(
@@ -74,7 +85,7 @@ def fold_splits(
     return Splits(train=train, validation=validation, held_out=held_out, division=folds.summary)
 
 
-def make_folds(table: RowTable, columns: Sequence[Column], *, count: int, seed: int) -> Folds:
+def make_folds(table: Rows, columns: Sequence[Column], *, count: int, seed: int) -> Folds:
     """Divides rows into folds, each row into one.
 
     Rows of one group, context or document stay together (see ``row_groups``), and rows with the same texts, unless too
@@ -100,11 +111,13 @@ def make_folds(table: RowTable, columns: Sequence[Column], *, count: int, seed: 
         raise DataError(
             f"{table.source}: {count} folds would leave one empty, as a {group_type} is never divided. Set fewer folds"
         )
-    column = first_column(columns, lambda column_type: column_type.strata_name)
-    if column is not None and column.type.has_classes:
-        _check_labels(strata, numbers, table.source)
-    even = "" if column is None else column.type.strata_name
-    spread = f"{even} are spread evenly, " if even else ""
+    column = first_column(columns, *_SPREAD)
+    spread = ""
+    if column is not None:
+        if isinstance(column.type, ClassKind):
+            _check_labels(strata, numbers, table.source)
+        even = next(name for kind, name in _SPREAD.items() if isinstance(column.type, kind))
+        spread = f"{even} are spread evenly, "
     summary = f"{count} folds: {spread}{_TOGETHER[group_type]} stay together"
     folds = _folds_of([[key] for key in keys], numbers)
     divided = sum(len(folds[key]) > 1 for key in keys)

@@ -6,12 +6,12 @@ Owns the figures by which tasks recognise their columns, and the description of 
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bert_tasks.data.cells import label_parts, list_in_cell
-from bert_tasks.data.problems import counted
+from bert_tasks.data.cells import label_parts, label_value, list_in_cell
+from bert_tasks.data.issues import counted
 
 MOST_CLASSES = 20  # more distinct numbers than this are amounts
 SEPARATORS = (";", "|", ",")  # of several labels in a cell, in the order in which they are tried
@@ -25,6 +25,7 @@ _DATE = r"(\d{4}-\d\d-\d\d|\d\d?/\d\d?/\d{2,4}|\d\d?\.\d\d?\.\d{2,4})"
 _TIME = r".{0,20}\b\d\d?:\d\d:\d\d\b.{0,16}"  # with a date and a time zone in any form
 _REFERENCE = re.compile(rf"(https?://|www\.)\S+|{_DATE}([T ]\d\d:\d\d.{{0,16}})?|{_TIME}")
 _MOST_REFERENCES = 0.9
+_DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 
 
@@ -40,6 +41,8 @@ class ColumnProfile:
             It is empty if any cell holds something else.
         references: Share of dates, times and web addresses.
         nested: Share of lists and objects. ``lists`` is the share of lists, also inside a text cell.
+        repeats: True if a list has a value twice, so that the lists are no sets.
+        empty: Number of cells without a value, also of empty lists and of objects of these.
     """
 
     name: str
@@ -58,6 +61,8 @@ class ColumnProfile:
     references: float
     nested: float
     lists: float
+    repeats: bool
+    empty: int
 
     @property
     def known(self) -> str:
@@ -71,7 +76,13 @@ class ColumnProfile:
     @property
     def is_id(self) -> bool:
         """True if each row has another value without spaces, and it is no amount."""
-        return self.filled == self.distinct == self.rows > 2 and self.words < 2 and not self.decimals
+        is_amount = self.decimals or self.has_decimal_commas
+        return self.filled == self.distinct == self.rows > 2 and self.words < 2 and not is_amount
+
+    @property
+    def has_decimal_commas(self) -> bool:
+        """True if all values are numbers with a comma before the decimals."""
+        return len(self.common) > 0 and all(_DECIMAL_COMMA.fullmatch(value.strip()) for value, _ in self.common)
 
     @property
     def is_reference(self) -> bool:
@@ -97,25 +108,51 @@ class ColumnProfile:
     @property
     def is_sets(self) -> bool:
         """True if names repeat in other sets, several in some cells, or lists of them."""
-        return (self.sets > 0 or self.lists > 0) and _come_back(self.names, self.distinct, self.rows)
+        return (
+            (self.sets > 0 or self.lists > 0) and not self.repeats and _come_back(self.names, self.distinct, self.rows)
+        )
 
     @property
     def is_amount(self) -> bool:
         return self.is_number and not self.is_id and self.distinct > 2 and not self.is_classes
 
+    @property
+    def hidden_value(self) -> str | None:
+        """The value of rows without a label, or None.
+
+        It is "-" among several words, as in SNLI, and -1 among the class numbers 0, 1, 2, ..., as in GLUE. -1 to 1 are
+        classes of their own, such as negative, neutral and positive.
+        """
+        values = {value for value, _ in self.common}
+        if "-" in values and "+" not in values and len(values) > 2 and self.numbers == 0:
+            return "-"
+        if self.is_number and self.low == -1 and self.high == self.distinct - 2 and self.high > 1:
+            return next((value for value in values if label_value(value) == -1), None)
+        return None
+
     def counts(self) -> str:
         """The most frequent values with their counts."""
         return listed([f"{value} {count}" for value, count in self.common])
 
+    def described_as_text(self) -> str:
+        return f"{counted(self.distinct, 'different text')} of {self.words:.0f} words on average"
+
     def described(self) -> str:
         if self.filled == 0:
             return "empty"
+        if self.has_decimal_commas:
+            return f"numbers with a decimal comma, such as {self.common[0][0]!r}. Write a decimal point instead"
+        if self.nested > 0 and self.names:
+            return f"lists of {counted(len(self.names), 'different value')} ({listed(self.names)})"
         if self.nested > 0:
             return "lists or objects"
-        if self.is_number:
+        if self.is_number and not self.is_classes:
             return f"numbers from {self.low:g} to {self.high:g}, {self.distinct} different"
-        values, rows = counted(self.distinct, "different value"), counted(self.rows, "row")
-        return f"{values} in {rows}, {self.words:.1f} words on average"
+        if self.is_classes:
+            return f"{self.distinct} classes ({self.counts()})"
+        if self.is_text:
+            return self.described_as_text()
+        return f"{counted(self.distinct, 'different value')} in {counted(self.rows, 'row')}"
 
 
 def profile(name: str, values: Sequence[Any], separator: str | None = None) -> ColumnProfile:
@@ -153,6 +190,8 @@ def profile(name: str, values: Sequence[Any], separator: str | None = None) -> C
         references=_share(sum(_REFERENCE.fullmatch(text.strip()) is not None for text in texts), filled),
         nested=_share(sum(isinstance(value, list | dict) for value in filled), filled),
         lists=_share(sum(_list_of(value) is not None for value in filled), filled),
+        repeats=any(_repeats(_list_of(value)) for value in filled),
+        empty=sum(map(is_empty, values)),
     )
 
 
@@ -214,6 +253,20 @@ def _come_back(names: Sequence[str], distinct: int, rows: int) -> bool:
 def _are_decimals(sets: Sequence[Sequence[str]]) -> bool:
     """Returns True if the commas are decimal commas, as in many languages."""
     return all(len(names) <= 2 and all(name.lstrip("+-").isdecimal() for name in names) for names in sets)
+
+
+def is_empty(value: Any) -> bool:
+    """Returns True for no value, an empty list, and an object of these, as the answers to a question may be."""
+    if isinstance(value, Mapping):
+        return all(map(is_empty, value.values()))
+    return value is None or value == "" or value == []
+
+
+def _repeats(values: list[Any] | None) -> bool:
+    if values is None:
+        return False
+    texts = [str(value) for value in values]
+    return len(set(texts)) < len(texts)
 
 
 def _list_of(value: Any) -> list[Any] | None:

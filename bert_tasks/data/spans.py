@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bert_tasks.data.cells import label_name
-from bert_tasks.data.problems import RowError, shortened
+from bert_tasks.data.issues import CellError, shortened
 
 _EXAMPLE = 'Write spans such as [[0, 5, "PER"]].'
 # Keys of a span in prodigy, spaCy and transformers, in doccano, and in Label Studio.
@@ -37,17 +37,17 @@ def parse_spans(value: Any) -> list[Span]:
             JSON text of one of them.
 
     Raises:
-        RowError: The value has another form.
+        CellError: The value has another form.
     """
     if isinstance(value, str):
         try:
             value = json.loads(value)
         except (ValueError, RecursionError):
-            raise RowError("not JSON", _EXAMPLE) from None
+            raise CellError("not JSON", _EXAMPLE) from None
     if isinstance(value, Mapping):
         return list(_by_type(value))
     if not isinstance(value, list | tuple):
-        raise RowError("not a list of spans", _EXAMPLE)
+        raise CellError("not a list of spans", _EXAMPLE)
     return [_span(number, item) for number, item in enumerate(value, start=1)]
 
 
@@ -61,11 +61,11 @@ def _span(number: int, item: Any) -> Span:
     elif isinstance(item, list | tuple) and len(item) == 3:
         start, end, label = item
     else:
-        raise RowError(f"span {number} is not [start, end, label]", _EXAMPLE)
+        raise CellError(f"span {number} is not [start, end, label]", _EXAMPLE)
     if type(start) is not int or type(end) is not int:
-        raise RowError(f"span {number} has no whole numbers as start and end", _EXAMPLE)
+        raise CellError(f"span {number} has no whole numbers as start and end", _EXAMPLE)
     if not 0 <= start < end:
-        raise RowError(f"span {number} is from {start} to {end}", "The end is the character after the last one.")
+        raise CellError(f"span {number} is from {start} to {end}", "The end is the character after the last one.")
     return Span(start, end, label_name(label), text if isinstance(text, str) else None)
 
 
@@ -76,7 +76,7 @@ def _by_type(value: Mapping[str, Any]) -> Iterator[Span]:
                 for start, last in places:
                     yield Span(start, last + 1, label_name(label), text)
     except (AttributeError, TypeError, ValueError):
-        raise RowError("not spans by type and text", 'Write {"PER": {"Ada": [[0, 2]]}}.') from None
+        raise CellError("not spans by type and text", 'Write {"PER": {"Ada": [[0, 2]]}}.') from None
 
 
 def word_tags(spans: Sequence[Span], words: Sequence[tuple[int, int]], text: str) -> tuple[list[str], int]:
@@ -90,7 +90,7 @@ def word_tags(spans: Sequence[Span], words: Sequence[tuple[int, int]], text: str
         text: The text.
 
     Raises:
-        RowError: A span is outside the text or has no word, or two spans share a word.
+        CellError: A span is outside the text or has no word, or two spans share a word.
     """
     tags = ["O"] * len(words)
     holders: dict[int, Span] = {}
@@ -99,11 +99,11 @@ def word_tags(spans: Sequence[Span], words: Sequence[tuple[int, int]], text: str
         inside = [number for number, (start, end) in enumerate(words) if start < span.end and span.start < end]
         name = f"{shortened(text[span.start : span.end])} ({span.label})"
         if not inside:
-            raise RowError(f"the span {name} has no word", "Remove it.")
+            raise CellError(f"the span {name} has no word", "Remove it.")
         other = next((holders[number] for number in inside if number in holders), None)
         if other is not None:
             pair = f"{shortened(text[other.start : other.end])} ({other.label}) and {name}"
-            raise RowError(f"the spans {pair} share a word", "Keep one of them, because a word has one tag.")
+            raise CellError(f"the spans {pair} share a word", "Keep one of them, because a word has one tag.")
         moved += words[inside[0]][0] < span.start or span.end < words[inside[-1]][1]
         holders |= dict.fromkeys(inside, span)
         tags[inside[0]] = f"B-{span.label}"
@@ -119,11 +119,11 @@ def _in_characters(span: Span, text: str) -> Span:
     """
     if span.text is None or text[span.start : span.end] == span.text:
         if span.end > len(text):
-            raise RowError(f"a span that ends at {span.end}", f"The text has {len(text)} characters.")
+            raise CellError(f"a span that ends at {span.end}", f"The text has {len(text)} characters.")
         return span
     units = text.encode("utf-16-le", "surrogatepass")
     start, end = (len(units[: 2 * offset].decode("utf-16-le", "replace")) for offset in (span.start, span.end))
     if text[start:end] == span.text:
         return span._replace(start=start, end=end)
     hint = f"The text has {shortened(text[span.start : span.end])} there, but the span says {shortened(span.text)}."
-    raise RowError("a misplaced span", hint)
+    raise CellError("a misplaced span", hint)

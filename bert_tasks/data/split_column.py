@@ -5,13 +5,12 @@ Owns the usual names of splits, the records of one split, and the numbers of row
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Literal
+from typing import Any
 
-from bert_tasks.data.problems import did_you_mean, first_few, shortened
-from bert_tasks.data.records import Record, Records
+from bert_tasks.data.batch import MISSING, Batch, Batches, Record
+from bert_tasks.data.issues import did_you_mean, first_few, shortened
+from bert_tasks.data.options import SplitName
 from bert_tasks.errors import DataError
-
-SplitName = Literal["train", "validation", "test"]
 
 # Names that people give to the column, in lower case.
 SPLIT_COLUMNS = ("split", "set", "subset", "partition", "fold", "dataset_split", "data_split", "usage")
@@ -84,32 +83,38 @@ def _key(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-def records_of_split(records: Records, column: str, split: SplitName | None, source: str) -> Records:
-    """Returns the records of one split, of the test rows by default.
+def of_split(batches: Batches, column: str, split: SplitName | None, source: str) -> Batches:
+    """Returns the rows of one split, of the test rows by default.
 
     Raises:
         DataError: The source has no such column.
     """
-    if records.columns is not None and column not in records.columns:
-        raise missing_column(column, records.columns, source)
-    return Records(records.columns, _rows_of_split(records.rows, column, split, source))
+    if batches.columns and column not in batches.columns:
+        raise missing_column(column, batches.columns, source)
+    return batches._replace(batches=_batches_of_split(batches.batches, column, split, source))
 
 
-def _rows_of_split(rows: Iterable[Record], column: str, split: SplitName | None, source: str) -> Iterator[Record]:
+def _batches_of_split(batches: Iterable[Batch], column: str, split: SplitName | None, source: str) -> Iterator[Batch]:
     wanted: SplitName = "test" if split is None else split
     found = False
     seen = Counter[str]()
-    for record in rows:
-        # A row that cannot be read belongs to the training rows, where it is reported once.
-        is_faulty = record.fault is not None or record.skip is not None
-        if column not in record.cells and not is_faulty:
-            raise missing_column(column, record.cells, f"{source}:{record.line}")
-        name = "train" if is_faulty else split_name(record.cells[column])
-        if name == wanted:
+    for batch in batches:
+        cells = batch.cells.get(column, [MISSING] * len(batch))
+        names: list[SplitName | None] = []
+        for row, cell in enumerate(cells):
+            # A row that cannot be read belongs to the training rows, where it is reported once.
+            if row in batch.issues:
+                names.append("train")
+                continue
+            if cell is MISSING:
+                raise missing_column(column, batch.record(row).cells, f"{source}:{batch.lines[row]}")
+            names.append(split_name(cell))
+            if names[-1] != wanted:
+                seen[str(cell)] += 1
+        of_wanted = batch.where([name == wanted for name in names])
+        if len(of_wanted) > 0:
             found = True
-            yield record
-        elif not is_faulty:
-            seen[str(record.cells[column])] += 1
+            yield of_wanted
     if not found:
         values = first_few(map(repr, seen), _SHOWN)
         raise DataError(f"{source}: no {wanted} rows. The column {column!r} has the values {values}.")
@@ -121,8 +126,12 @@ def rows_of_split(rows: Iterable[Any], column: str, split: SplitName | None, sou
     Raises:
         DataError: A row has no such column.
     """
-    records = (Record(number, row if isinstance(row, Mapping) else {}) for number, row in enumerate(rows, start=1))
-    return [record.cells for record in _rows_of_split(records, column, split, source)]
+    records = []
+    for number, row in enumerate(rows, start=1):
+        cells = row if isinstance(row, Mapping) else {}
+        records.append(Record(number, cells))
+    batches = _batches_of_split([Batch.of(records)], column, split, source)
+    return [batch.record(row).cells for batch in batches for row in range(len(batch))]
 
 
 def missing_column(column: str, present: Iterable[str], source: str) -> DataError:

@@ -27,28 +27,23 @@ from bert_tasks.data.columns import (
     head_column,
 )
 from bert_tasks.data.formats import expected_files, files_of_split, named_format
-from bert_tasks.data.problems import SKIP_HINT, RowErrors, counted, first_few, missing_path
-from bert_tasks.data.readers import (
-    ReadOptions,
-    column_names,
-    column_values,
-    hub_splits,
-    matching_files,
-    read_hub,
-    read_table,
-)
-from bert_tasks.data.records import Document
-from bert_tasks.data.split_column import SPLIT_COLUMNS, SplitName, count_splits, is_split_column
-from bert_tasks.data.table import RowTable
-from bert_tasks.data.trained_reading import TrainedReading
+from bert_tasks.data.formats.hub import HubSplit, hub_splits
+from bert_tasks.data.issues import SKIP_HINT, RowIssues, counted, first_few, missing_path
+from bert_tasks.data.kinds import CONTEXT, Answers, Choices, ClassKind, LabelKind, Tags, TextKind
+from bert_tasks.data.options import Document, ReadOptions, SplitName
+from bert_tasks.data.reading import column_names, column_values, matching_files, read
+from bert_tasks.data.rows import Rows
+from bert_tasks.data.split_column import SPLIT_COLUMNS, count_splits, is_split_column
+from bert_tasks.data.trained_reading import TrainedReading, training_names
 from bert_tasks.errors import DataError, argument
 from bert_tasks.storage import sha256
 
 _GROUP = "group"
+DOCUMENT = "document"  # the column with the document of a sentence
 _SAMPLE_SEED = 0  # not the run's, so that runs with several seeds are trained on the same rows
 
 
-def train_validation_split(table: RowTable, columns: Columns, share: float, seed: int) -> tuple[RowTable, RowTable]:
+def train_validation_split(table: Rows, columns: Columns, share: float, seed: int) -> tuple[Rows, Rows]:
     """Splits rows into training and validation rows.
 
     Every label is on both sides if there are enough rows of it. Rows with the same texts (see ``row_keys``) stay
@@ -63,9 +58,7 @@ def train_validation_split(table: RowTable, columns: Columns, share: float, seed
     parts = divide(row_strata(table, columns), groups, (1 - share, share), seed)
     train, validation = ([int(row) for row in np.flatnonzero(parts == side)] for side in (0, 1))
     if not train or not validation:
-        is_class = (
-            group_type == "text" and first_column(columns, lambda column_type: column_type.has_classes) is not None
-        )
+        is_class = group_type == "text" and first_column(columns, ClassKind) is not None
         apart = f"{'of one class ' if is_class else ''}{_APART[group_type]}"
         raise DataError(
             f"{table.source}: too few rows to split off validation rows ({counted(len(table), 'row')}, no two {apart})"
@@ -85,7 +78,7 @@ _APART = {
 }
 
 
-def row_groups(table: RowTable, columns: Columns, keys: Sequence[int], share: float) -> tuple[Sequence[Hashable], str]:
+def row_groups(table: Rows, columns: Columns, keys: Sequence[int], share: float) -> tuple[Sequence[Hashable], str]:
     """Returns the group of each row whose rows stay together, and a word for groups.
 
     Groups that share a text are joined, unless too many rows were linked so.
@@ -97,15 +90,24 @@ def row_groups(table: RowTable, columns: Columns, keys: Sequence[int], share: fl
     names = table.rows.column_names
     if FOLD_GROUP in names:
         return _linked(_or_own(table.rows.values(FOLD_GROUP)), keys, share), "group"
-    grouped = first_column(columns, lambda column_type: column_type.group_column)
+    grouped = first_column(columns, Answers, Choices, Tags)
     if grouped is not None:
-        name, noun = str(grouped.type.group_column), grouped.type.group_noun
+        name, noun = _group_of(grouped)
         values = table.rows.values(name) if name in names else []
         is_grouped = noun == name or len(set(values)) * share >= 1
         return (_linked(_or_own(values), keys, share), name) if is_grouped else (keys, noun)
     if _GROUP in names:
         return _linked(table.rows.values(_GROUP), keys, share), "group"
     return keys, "text"
+
+
+def _group_of(column: Column) -> tuple[str, str]:
+    """Returns the column whose rows stay together beside a column, and the word for the groups of rows without it."""
+    if isinstance(column.type, Tags):
+        return DOCUMENT, "sentence"
+    if isinstance(column.type, Answers):
+        return CONTEXT, "context"
+    return CONTEXT, "question"
 
 
 def _or_own(groups: Iterable[str | None]) -> list[Hashable]:
@@ -116,7 +118,7 @@ def _or_own(groups: Iterable[str | None]) -> list[Hashable]:
 _KEYS = np.dtype([("text", np.uint64), ("label", np.uint64), ("empty", np.bool_)])
 
 
-def row_keys(table: RowTable, columns: Columns) -> NDArray[Any]:
+def row_keys(table: Rows, columns: Columns) -> NDArray[Any]:
     """Returns for each row digests of its texts and label, and a flag for empty texts.
 
     They need 17 bytes per row. Rows with the same texts, in the sense of ``data_report``, have the same 64 bits in the
@@ -124,8 +126,8 @@ def row_keys(table: RowTable, columns: Columns) -> NDArray[Any]:
     """
     if isinstance(columns, Mapping):
         return _shared_keys(table, columns)
-    has_choices = any(column.type.is_numbered for column in columns)  # they may belong to an optional question
-    texts = [column for column in columns if column.type.has_texts and (column.required or has_choices)]
+    has_choices = first_column(columns, Choices) is not None  # they may belong to an optional question
+    texts = [column for column in columns if isinstance(column.type, TextKind) and (column.required or has_choices)]
     labels = [column.name for column in columns if column.is_label]
     keys = np.empty(len(table), dtype=_KEYS)
     for index, row in enumerate(table):
@@ -137,7 +139,7 @@ def row_keys(table: RowTable, columns: Columns) -> NDArray[Any]:
     return keys
 
 
-def _shared_keys(table: RowTable, heads: Mapping[str, HeadColumns]) -> NDArray[Any]:
+def _shared_keys(table: Rows, heads: Mapping[str, HeadColumns]) -> NDArray[Any]:
     """Returns the keys of rows that several tasks share, by the texts of all tasks. Labels do not count."""
     keys = np.empty(len(table), dtype=_KEYS)
     for index, row in enumerate(table):
@@ -156,7 +158,7 @@ def _texts_of(row: Mapping[str, Any], columns: Sequence[Column]) -> list[str]:
     """Returns all texts of a row, also those of optional columns."""
     texts: list[str] = []
     for column in columns:
-        if column.type.has_texts and row.get(column.name) is not None:
+        if isinstance(column.type, TextKind) and row.get(column.name) is not None:
             texts += column.type.texts(row[column.name])
     return texts
 
@@ -227,30 +229,34 @@ def _linked(groups: Sequence[Hashable], keys: Sequence[int], share: float) -> Se
     return linked if max(Counter(linked).values(), default=0) <= most else groups
 
 
-def row_strata(table: RowTable, columns: Columns) -> list[Sequence[str]]:
+def row_strata(table: Rows, columns: Columns) -> list[Sequence[str]]:
     """Returns the labels, the tenth of the numbers, or the answerability of each row.
 
     Of several tasks, they are those of the first. Rows without its label are a stratum.
     """
     if isinstance(columns, Mapping):
         return _shared_strata(table, columns)
-    column = first_column(columns, lambda column_type: column_type.strata_name)
-    if column is None or column.name not in table.rows.column_names:
-        return [("",)] * len(table)
-    return column.type.strata(table.rows.values(column.name))
+    for column in columns:
+        if isinstance(column.type, LabelKind) and column.name in table.rows.column_names:
+            strata = column.type.strata(table.rows.values(column.name))
+            if strata is not None:
+                return strata
+    return [("",)] * len(table)
 
 
-def _shared_strata(table: RowTable, heads: Mapping[str, HeadColumns]) -> list[Sequence[str]]:
+def _shared_strata(table: Rows, heads: Mapping[str, HeadColumns]) -> list[Sequence[str]]:
     name, head = next(iter(heads.items()))
-    column = first_column(head.columns, lambda column_type: column_type.strata_name)
     strata: list[Sequence[str]] = [("",)] * len(table)
-    if column is None:
-        return strata
     rows = table.rows.values(head_column(name))
-    labelled = [number for number, row in enumerate(rows) if row is not None and row[column.name] is not None]
-    values = [rows[number][column.name] for number in labelled]
-    for number, names in zip(labelled, column.type.strata(values), strict=True):
-        strata[number] = names
+    for column in head.columns:
+        if not isinstance(column.type, LabelKind):
+            continue
+        labelled = [number for number, row in enumerate(rows) if row is not None and row[column.name] is not None]
+        found = column.type.strata([rows[number][column.name] for number in labelled]) if labelled else None
+        if found is not None:
+            for number, names in zip(labelled, found, strict=True):
+                strata[number] = names
+            break
     return strata
 
 
@@ -343,9 +349,9 @@ class Splits:
         division: Description of the division into folds, in words.
     """
 
-    train: RowTable
-    validation: dict[str, RowTable]
-    held_out: RowTable | None = None
+    train: Rows
+    validation: dict[str, Rows]
+    held_out: Rows | None = None
     division: str = ""
 
     def labelled(self, name: str, head: HeadColumns) -> "Splits":
@@ -359,7 +365,7 @@ def trained_names(spec: DataSpec, columns: Columns) -> dict[str, str]:
     if isinstance(columns, Mapping):
         return {}  # each task has the names of its columns
     first = None if spec.dataset is not None else matching_files(split_files(spec)[0][0])[0]
-    return _read_options(spec).training_names(first, columns)
+    return training_names(_read_options(spec), first, columns)
 
 
 def trained_reading(spec: DataSpec) -> TrainedReading:
@@ -402,11 +408,11 @@ def _load_tasks(spec: DataSpec, heads: Mapping[str, HeadColumns], **options: Any
     for name, head in heads.items():
         if name in spec.tasks:
             sources.append((f"tasks.{name}.data", spec.tasks[name], {name: head}))
-    splits, bad = [], RowErrors()
+    splits, bad = [], RowIssues()
     for section, source, of_source in sources:
         try:
             splits.append(load_splits(source, columns=of_source, **options))
-        except RowErrors as error:
+        except RowIssues as error:
             bad.extend(error)
             bad.advice = error.advice.replace("data.on_error", f"{section}.on_error")
     bad.raise_if_any()
@@ -427,8 +433,8 @@ def joined_splits(splits: Sequence[Splits]) -> Splits:
                 f"{splits[0].train.source} and {other.train.source} have different validation sets "
                 f"({' versus '.join(sets)}). Name the same sets for each task"
             )
-    validation = {name: RowTable.joined([each.validation[name] for each in splits]) for name in names}
-    return Splits(train=RowTable.joined([each.train for each in splits]), validation=validation)
+    validation = {name: Rows.joined([each.validation[name] for each in splits]) for name in names}
+    return Splits(train=Rows.joined([each.train for each in splits]), validation=validation)
 
 
 def load_tables(
@@ -445,12 +451,12 @@ def load_tables(
     """Reads all splits, perhaps without validation rows.
 
     Args:
-        labels, passthrough: See ``read_table``.
+        labels, passthrough: See ``read``.
         unlabelled: Training rows may lack labels.
         group: A further column of the training rows, which is called ``group_name`` in the files.
 
     Raises:
-        RowErrors: One report over all files.
+        RowIssues: One report over all files.
         DataError: A file, folder or data set cannot be used.
     """
     train, validation = split_files(spec)
@@ -464,7 +470,7 @@ def load_tables(
     shared: dict[str, Any] = {"labels": labels, "cache_dir": cache_dir, "skip_errors": spec.on_error == "skip"}
     shared["passthrough"] = passthrough
 
-    def read(name: str, is_train: bool) -> RowTable:
+    def read_one(name: str, is_train: bool) -> Rows:
         # With require_labels the lines of a corpus form documents. Without it each line is a text, as for prediction.
         shared["require_labels"] = not (is_train and unlabelled and has_labels(columns))
         read_columns, names = columns, joined_names(spec.columns)
@@ -472,18 +478,18 @@ def load_tables(
             read_columns, names = [*columns, group], {**names, group.name: group_name}
         if spec.dataset is None:
             reading = replace(_read_options(spec), columns=names, split="train" if is_train else "validation")
-            return read_table(name, columns=read_columns, reading=reading, **shared)
-        of_hub: dict[str, Any] = {"config": spec.config, "revision": spec.revision, "format": spec.format}
-        return read_hub(spec.dataset, split=name, columns=read_columns, names=names, **of_hub, **shared)
+            return read(name, read_columns, reading, **shared)
+        source = HubSplit(dataset=spec.dataset, config=spec.config, split=name, revision=spec.revision)
+        return read(source, read_columns, ReadOptions(columns=names, format=spec.format), **shared)
 
-    bad = RowErrors()
+    bad = RowIssues()
 
-    def read_all(names: Iterable[str], is_train: bool) -> list[RowTable]:
+    def read_all(names: Iterable[str], is_train: bool) -> list[Rows]:
         tables = []
         for name in names:
             try:
-                tables.append(read(name, is_train).without_errors())
-            except RowErrors as error:
+                tables.append(read_one(name, is_train).without_errors())
+            except RowIssues as error:
                 bad.extend(error)
         return tables
 
@@ -493,8 +499,8 @@ def load_tables(
         sets[name] = read_all([source] if spec.dataset is not None else map(str, matching_files(source)), False)
     bad.advice = SKIP_HINT if spec.on_error == "fail" else ""
     bad.raise_if_any()
-    joined = {name: RowTable.joined(tables) for name, tables in sets.items()}
-    train_rows = sampled(RowTable.joined(trained), columns, spec.max_rows)
+    joined = {name: Rows.joined(tables) for name, tables in sets.items()}
+    train_rows = sampled(Rows.joined(trained), columns, spec.max_rows)
     train_rows = replace(train_rows, notes=(*train_rows.notes, *notes))
     return Splits(train=train_rows, validation=joined)
 
@@ -559,7 +565,7 @@ def _unread_split_notes(column: str, values: Collection[str], source: str) -> li
     return []
 
 
-def sampled(table: RowTable, columns: Columns, count: int | None) -> RowTable:
+def sampled(table: Rows, columns: Columns, count: int | None) -> Rows:
     """Returns a random sample of the rows of a table in their order, with a row of each label if there are so many.
 
     Args:
@@ -585,13 +591,13 @@ def sampled(table: RowTable, columns: Columns, count: int | None) -> RowTable:
 def split_files(spec: DataSpec) -> tuple[tuple[str, ...], dict[str, str]]:
     """Returns the sources of rows, as split names of a hub data set, or as paths and patterns of paths."""
     sources = {"": spec.validation} if isinstance(spec.validation, str) else spec.validation
-    layout = None if spec.format is None else named_format(spec.format)
+    format = None if spec.format is None else named_format(spec.format)
     if spec.train is not None:
         names = (spec.train,) if isinstance(spec.train, str) else spec.train
         return names, {} if sources is None else sources
     if spec.dataset is not None:
-        if sources is None and layout is not None and layout.hub_validation:
-            sources = dict(layout.hub_validation)
+        if sources is None and format is not None and format.hub_validation:
+            sources = dict(format.hub_validation)
         if sources is None:
             splits = hub_splits(spec.dataset, config=spec.config, revision=spec.revision)
             sources = {"": "validation"} if "validation" in splits else {}
@@ -606,7 +612,7 @@ def split_files(spec: DataSpec) -> tuple[tuple[str, ...], dict[str, str]]:
         contents = f"The folder holds {first_few(names, 10)}" if names else "The folder is empty"
         advice = f"Name a file, or several by a pattern such as {str(folder / '*.csv')!r}"
         raise DataError(f"{folder}: no file {expected_files('train', spec.format)}. {contents}. {advice}")
-    usual = {} if layout is None else layout.validation
+    usual = {} if format is None else format.validation
     if sources is None and any((folder / name).is_file() for name in usual.values()):
         sources = dict(usual)
     if sources is not None:

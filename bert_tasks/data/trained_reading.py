@@ -1,14 +1,19 @@
-"""How the file of a model's training rows was read, for files that are read later."""
+"""How a model's training rows were read and what their columns were called, for rows that are read later."""
 
 import codecs
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, get_args
 
+from bert_tasks.data import limits
 from bert_tasks.data.cells import LABEL_SEPARATOR
-from bert_tasks.data.formats import file_format, uncompressed
-from bert_tasks.data.readers import ReadOptions
-from bert_tasks.data.records import Document
+from bert_tasks.data.columns import Column, Columns, source_columns
+from bert_tasks.data.formats import file_format, named_format, uncompressed
+from bert_tasks.data.layouts import holders, unread_columns
+from bert_tasks.data.options import Document, ReadOptions
+from bert_tasks.data.parsers import RowLines, open_text
+from bert_tasks.data.reading import column_names, existing_file
 from bert_tasks.errors import DataError
 
 _DEFAULTS = {"encoding": "utf-8", "header": True, "label_separator": LABEL_SEPARATOR, "document": "blank-line"}
@@ -105,3 +110,79 @@ def _usual_format(path: Path) -> str | None:
         return file_format(None, path).name
     except DataError:
         return None
+
+
+def names_column(options: ReadOptions, column: str) -> bool:
+    """Returns True if the options or the format name a column of the task."""
+    format_columns = {} if options.format is None else named_format(options.format).columns
+    return column in format_columns or (options.columns is not None and column in options.columns)
+
+
+def training_names(options: ReadOptions, train: str | Path | None, columns: Columns | None = None) -> dict[str, str]:
+    """Returns the training data's names of the task's columns, for the model.
+
+    Args:
+        options: Options with which the training data were read.
+        train: File with the training rows. None if they came from the hub or from memory.
+        columns: The columns that are read. Several tasks have their names in ``HeadColumns``.
+    """
+    if isinstance(columns, Mapping):
+        return {}
+    usual: Mapping[str, str] = {}
+    if train is not None:
+        usual = file_format(options.format, Path(train), columns).columns
+    elif options.format is not None:
+        usual = named_format(options.format).hub_columns
+    names = {**usual, **({} if options.columns is None else options.columns)}
+    return {task: name for task, name in names.items() if task != name}
+
+
+def with_names(
+    options: ReadOptions, names: Mapping[str, str], columns: Sequence[Column], present: Collection[str]
+) -> ReadOptions:
+    """Returns the options with the model's remembered names that they do not set.
+
+    Args:
+        options: Options of the caller.
+        names: The task's columns -> the names of the training data. Names that are not present are skipped.
+        columns: The columns that the task reads.
+        present: The columns of the data.
+    """
+    stated = {} if options.columns is None else options.columns
+    remembered = {column.name: names[column.name] for column in columns if column.name in names}
+    unread = unread_columns(columns, stated, remembered)
+    fitting: dict[str, str] = {}
+    for column in columns:
+        name = remembered.get(column.name)
+        if name is not None and column.name not in unread and holders(column, name, present):
+            fitting[column.name] = name
+    if not fitting and not stated:
+        return replace(options, columns=None)
+    return replace(options, columns={**fitting, **stated})
+
+
+def options_for_file(options: ReadOptions, path: str | Path, names: Mapping[str, str], columns: Columns) -> ReadOptions:
+    """Returns the options for a file. See ``with_names``."""
+    try:
+        for_table = _for_table(options, Path(path), names, columns)
+        if isinstance(columns, Mapping) or not names:
+            return for_table
+        return with_names(for_table, names, columns, column_names(Path(path), for_table, columns))
+    except DataError:  # reading the file reports it, with the name that the caller gives the file
+        return options
+
+
+def _for_table(options: ReadOptions, path: Path, names: Mapping[str, str], columns: Columns) -> ReadOptions:
+    """Returns options for a table if the first line of a text file names a column."""
+    if options.format is not None or not file_format(None, existing_file(path), columns).has_documents:
+        return options
+    headers = {*names.values(), *(column.name for column in source_columns(columns))}
+    with open_text(path, encoding=options.encoding, newline="\n") as file:
+        lines = RowLines(file, path, limits.LARGEST_ROW)
+        line = next(lines, "").rstrip("\r\n")
+    mark = next((mark for mark in "\t;|," if mark in line and set(line.split(mark)) & headers), None)
+    if mark is None:
+        return options
+    if mark == "\t":
+        return replace(options, format="tsv")
+    return replace(options, format="csv", delimiter=mark)

@@ -11,7 +11,7 @@ import pyarrow.compute
 from numpy.typing import NDArray
 
 from bert_tasks.data.arrow import ArrowRows
-from bert_tasks.data.table import number_array
+from bert_tasks.data.features import number_array
 
 _MOST = 0.01  # share without a warning
 _WINDOWS = 10_000

@@ -295,7 +295,7 @@ class TransformerEncoder(nn.Module):
         Args:
             input_ids, position_ids, token_type_ids: ``[N]``.
             layout: Layout of the sequences.
-            selection: Tokens of the last layer that are read. Default: all.
+            selection: Tokens that are read of the last layer, or of the embeddings if no layer runs. Default: all.
             hidden_states: List that receives the embeddings and every layer's output, in HF's order.
             depth: Number of layers to run. Default: all. A norm after the last layer runs only with all layers.
 
@@ -330,6 +330,8 @@ class TransformerEncoder(nn.Module):
             hidden_states.append(hidden)
         positions = None if self.positions is None else self.positions(position_ids, layout)
         order = self.layer_order[:depth]
+        if not order and selection is not None:
+            hidden = hidden.index_select(0, selection.rows)
         last = len(order) - 1
         for position, index in enumerate(order):
             layer, read = self.layers[index], selection if position == last else None

@@ -6,68 +6,88 @@ which rows are in a fold.
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
+
+from pydantic import ConfigDict, Field
 
 from bert_tasks.checkpoints.hub import FOLDS
 from bert_tasks.data.columns import Row
-from bert_tasks.data.readers import ReadOptions
-from bert_tasks.data.table import RowTable
-from bert_tasks.data.validator import plain
+from bert_tasks.data.conversion import plain
+from bert_tasks.data.options import ReadOptions
+from bert_tasks.data.rows import Rows
 from bert_tasks.data.writers import json_line, whole_file
 from bert_tasks.errors import BertTasksError, DivergedError, RecipeError, UsageError, argument
-from bert_tasks.experiments.group import RunGroup, format_table
+from bert_tasks.experiments.group import RunGroup
 from bert_tasks.inference import evaluate_data
-from bert_tasks.inference.output import INPUT
+from bert_tasks.inference.writing import INPUT
 from bert_tasks.metrics.tables import format_number, split_key
 from bert_tasks.outputs.prediction import Prediction
 from bert_tasks.recipe.schema import Recipe, load_recipe
+from bert_tasks.tables import Result, Table
 from bert_tasks.tasks.base import Task
 from bert_tasks.training import files as outputs
 from bert_tasks.training.evaluation import metric_metadata
+from bert_tasks.training.records import Count, Metrics, Number, Record
 from bert_tasks.training.run import DryRun, dry_run, run_recipe
-from bert_tasks.training.state import FitResult
 
 PREDICTIONS = "out_of_fold.jsonl"
 _COMPARED = ("count", "group", "seed")  # of the section: with others the rows are in other folds
 
 
-@dataclass(frozen=True, kw_only=True)
-class FoldRun:
-    """One fold's run.
-
-    Attributes:
-        rows: Number of held-out rows.
-        metrics: The metrics of the best model on these rows. ``result`` has the metrics on the validation rows.
-        collapse: As in ``FitResult``, on the held-out rows.
-    """
-
-    fold: int
-    output_dir: Path
-    rows: int
-    metrics: Mapping[str, float]
-    result: FitResult
-    collapse: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class FoldMetric:
+class FoldMetric(Record):
     """A metric of predictions for held-out rows.
 
     Attributes:
-        out_of_fold: The value over all rows together. None for the loss.
+        out_of_fold: The value over all rows together. None for the loss, or if there is no value.
         mean, std: Mean and sample standard deviation (divided by folds - 1) over the folds. NaN if a fold has no value.
     """
 
-    out_of_fold: float | None
-    mean: float
-    std: float
+    model_config = ConfigDict(frozen=True, validate_by_name=True)
+    out_of_fold: Number | None = Field(validation_alias="pooled", serialization_alias="pooled")
+    mean: Number
+    std: Number
+
+
+class FoldRun(Record):
+    """One fold's run, as in ``folds.json``.
+
+    Attributes:
+        rows: Number of held-out rows.
+        metrics: The metrics of the best model on these rows.
+        collapse: As in ``FitResult``, on the held-out rows.
+        validation_metrics: The metrics of the best model on the validation rows.
+        notes, reused: As in ``FitResult``. The file does not have them.
+    """
+
+    fold: Annotated[int, Field(ge=1, lt=2**31)]
+    output_dir: Annotated[Path, Field(strict=False)]
+    rows: Count
+    metrics: Metrics
+    collapse: str | None
+    validation_metrics: Metrics
+    best_step: Count
+    steps: Count
+    notes: list[str] = Field(default_factory=list, exclude=True)
+    reused: bool = Field(default=False, exclude=True)
+
+
+class FoldsRecord(Record):
+    """``folds.json``. See ``FoldsResult``."""
+
+    metric: str
+    summary: str
+    rows: Count
+    metrics: dict[str, FoldMetric]
+    runs: Annotated[list[FoldRun], Field(min_length=1)]
+    predictions: str
+    notes: list[str]
 
 
 @dataclass(frozen=True, kw_only=True)
-class FoldsResult:
+class FoldsResult(Result):
     """The runs of all folds, and the predictions for all rows.
 
     Attributes:
@@ -105,50 +125,41 @@ class FoldsResult:
         """Sentences that a reader of the metrics must know."""
         notes = []
         for run in self.runs:
-            notes += [f"fold {run.fold}: {note}" for note in run.result.notes]
-            if run.collapse is not None and not run.result.notes:
+            notes += [f"fold {run.fold}: {note}" for note in run.notes]
+            if run.collapse is not None and not run.notes:
                 notes.append(f"fold {run.fold}: the model {run.collapse}, on the rows of the fold")
         return tuple(notes)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the content of ``folds.json``."""
-        return {
-            "metric": self.metric,
-            "summary": self.summary,
-            "rows": len(self.rows),
-            "metrics": {
-                name: {"pooled": metric.out_of_fold, "mean": metric.mean, "std": metric.std}
-                for name, metric in self.metrics.items()
-            },
-            "runs": [
-                {
-                    **{key: value for key, value in vars(run).items() if key != "result"},
-                    "output_dir": str(run.output_dir),
-                    "validation_metrics": run.result.metrics,
-                    "best_step": run.result.best_step,
-                    "steps": run.result.steps,
-                }
-                for run in self.runs
-            ],
-            "predictions": str(self.output_dir / PREDICTIONS),
-            "notes": list(self.notes),
-        }
+        record = FoldsRecord(
+            metric=self.metric,
+            summary=self.summary,
+            rows=len(self.rows),
+            metrics=self.metrics,
+            runs=list(self.runs),
+            predictions=str(self.output_dir / PREDICTIONS),
+            notes=list(self.notes),
+        )
+        return record.to_json()
 
     def lines(self) -> list[str]:
         """Returns the lines for a terminal."""
-        rows = [("fold", "rows", self.metric, "best step", "")]
+        of_folds = []
         for run in self.runs:
-            steps = f"{run.result.best_step} of {run.result.steps}"
-            state = "complete already" if run.result.reused else ""
-            rows.append((str(run.fold), str(run.rows), format_number(run.metrics.get(self.metric)), steps, state))
+            steps = f"{run.best_step} of {run.steps}"
+            state = "complete already" if run.reused else ""
+            of_folds.append((str(run.fold), str(run.rows), format_number(run.metrics.get(self.metric)), steps, state))
         metrics = self.metrics
         overall = {name: metric.out_of_fold for name, metric in metrics.items() if metric.out_of_fold is not None}
         shown = self.task.output.metric_table(overall).overall
-        table: list[tuple[str, ...]] = [("metric", "all rows", "mean", "std")]
+        of_metrics = []
         for name, metric in metrics.items():
             if name in shown or name not in overall:
-                table.append((name, *map(format_number, (metric.out_of_fold, metric.mean, metric.std))))
-        tables = [self.summary, "", *format_table(rows), "", *format_table(table), ""]
+                of_metrics.append((name, *map(format_number, (metric.out_of_fold, metric.mean, metric.std))))
+        folds = Table(columns=("fold", "rows", self.metric, "best step", ""), rows=of_folds)
+        spread = Table(columns=("metric", "all rows", "mean", "std"), rows=of_metrics)
+        tables = [self.summary, "", *folds.lines(), "", *spread.lines(), ""]
         files = [f"predictions: {self.output_dir / PREDICTIONS}", f"runs: {self.output_dir}"]
         return [*tables, *self.notes, *files]
 
@@ -188,7 +199,7 @@ def train_folds(recipe: Recipe | str | Path, *, overwrite: bool = False, progres
         if group.accelerator.is_main_process and not result.reused:  # files of an earlier cross-validation
             for name in (FOLDS, PREDICTIONS, outputs.REPORT):
                 (group.folder / name).unlink(missing_ok=True)
-        table = cast("RowTable", trainer.splits.held_out)
+        table = cast("Rows", trainer.splits.held_out)
         evaluation = evaluate_data(trainer.model, table, reading=ReadOptions())
         parts.append(FoldPredictions(fold=number, table=table, predictions=evaluation.scores[""].predictions))
         run = FoldRun(
@@ -196,12 +207,16 @@ def train_folds(recipe: Recipe | str | Path, *, overwrite: bool = False, progres
             output_dir=group.home(number),
             rows=len(table),
             metrics=evaluation.metrics,
-            result=result,
             collapse=evaluation.collapse,
+            validation_metrics=result.metrics,
+            best_step=result.best_step,
+            steps=result.steps,
+            notes=result.notes,
+            reused=result.reused,
         )
         runs.append(run)
     task, sets = trainer.model.one_task().task.without_fitted_values(), result.validation_sets
-    _, metric = split_key(metric_metadata({"": task}, loaded.run, sets)["best"], sets)
+    _, metric = split_key(metric_metadata({"": task}, loaded.run, sets).best, sets)
     rows, folds, predictions = out_of_fold(parts)
     compared = FoldsResult(
         output_dir=group.folder,
@@ -224,7 +239,7 @@ class FoldPredictions:
     """The rows of a fold and the predictions of the model that did not see them."""
 
     fold: int
-    table: RowTable
+    table: Rows
     predictions: Sequence[Prediction]
 
 

@@ -5,7 +5,7 @@ and the removal of earlier runs.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -64,7 +64,7 @@ class RunGroup:
             metadata = None if overwrite else outputs.read_run_metadata(home)
             if metadata is not None:  # not of another recipe, as far as that shows without reading data
                 settings = outputs.flat_settings(recipe.model.model_dump(), recipe.optim, recipe.run)
-                before = {name: value for name, value in metadata["settings"].items() if name in settings}
+                before = {name: value for name, value in metadata.settings.items() if name in settings}
                 outputs.changes(home, before, settings, finished=outputs.read_summary(home) is not None)
 
     def run(
@@ -117,9 +117,3 @@ def with_changes(recipe: Recipe, **sections: Mapping[str, Any]) -> Recipe:
     """Returns the recipe with other values. Each section maps its keys to values."""
     copies = {name: getattr(recipe, name).model_copy(update=dict(values)) for name, values in sections.items()}
     return recipe.model_copy(update=copies)
-
-
-def format_table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Returns the lines of a table."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING, Any
 from bert_tasks.distributed import broadcast_from_main, is_main_process, main_process_first, make_accelerator
 from bert_tasks.environment import check_libraries
 from bert_tasks.errors import DivergedError, RecipeError, UsageError, argument
-from bert_tasks.experiments.group import check_experiment_folder, format_table, remove_runs, with_changes
+from bert_tasks.experiments.group import check_experiment_folder, remove_runs, with_changes
+from bert_tasks.inference.own_metrics import own_metrics
 from bert_tasks.metrics.tables import format_number, split_key
 from bert_tasks.recipe.check import LoadedRecipe, prepare
 from bert_tasks.recipe.schema import Recipe, load_recipe, resolved_toml, silent_settings, with_values
 from bert_tasks.storage import locked
+from bert_tasks.tables import Result, Table
 from bert_tasks.terminal import write_message
 from bert_tasks.training import files as outputs
 from bert_tasks.training.evaluation import metric_metadata
@@ -47,7 +49,7 @@ LUCK = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchResult:
+class SearchResult(Result):
     """A search, with the trials that have ended.
 
     Attributes:
@@ -108,11 +110,11 @@ class SearchResult:
     def lines(self) -> list[str]:
         """Returns the lines for a terminal."""
         keys = list(self.trials[0].params)
-        rows = [("trial", self.metric, *keys, "")]
+        rows = []
         for trial in self.trials:
             values = [shown_value(trial.params.get(key)) for key in keys]
             rows.append((str(trial.number), format_number(trial.value), *values, self.note_on(trial)))
-        lines = format_table(rows)
+        lines = Table(columns=("trial", self.metric, *keys, ""), rows=rows).lines()
         if self.best is not None:
             lines += ["", f"best values: {_values_text(self.best.params)}", f"note: {LUCK}"]
             lines.append(f"model: {self.folder_of(self.best.number) / outputs.MODEL}")
@@ -214,12 +216,13 @@ def _facts(prepared: LoadedRecipe) -> dict[str, Any]:
     for section, values in document.items():
         facts |= {f"{section}.{key}": value for key, value in values.items()}
     for name, split in outputs.data_metadata(prepared.splits).items():
-        facts[f"the rows of {name}"] = split["fingerprint"]
+        facts[f"the rows of {name}"] = split.fingerprint
     sets = list(prepared.splits.validation)
     tasks = {name: head.task for name, head in prepared.heads.items()}
-    metadata = metric_metadata(tasks, prepared.recipe.run, sets)
-    facts[METRIC] = metadata["best"]
-    facts[LOWER_IS_BETTER] = split_key(metadata["best"], sets)[1] in metadata["lower_is_better"]
+    run = prepared.recipe.run
+    metadata = metric_metadata(tasks, run, sets, own_metrics(run.metrics, tasks))
+    facts[METRIC] = metadata.best
+    facts[LOWER_IS_BETTER] = split_key(metadata.best, sets)[1] in metadata.lower_is_better
     return {name: value for name, value in facts.items() if name not in _FREE}
 
 
@@ -288,7 +291,7 @@ class _Pruning(TrainerCallback):
 
     def on_evaluate(self, trainer: Trainer, record: dict[str, Any]) -> bool:
         events = outputs.read_events(trainer.output_dir)
-        evaluation = sum(event["event"] == "evaluation" for event in events)
+        evaluation = sum(event.event == "evaluation" for event in events)
         is_last = record["step"] == trainer.steps.plan.total
         return self.study.prunes(record["metrics"][self.metric], evaluation, is_last=is_last)
 

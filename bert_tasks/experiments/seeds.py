@@ -6,25 +6,26 @@ Owns ``seeds.json``, the statistics over the runs, and the tables for people and
 import math
 import re
 import statistics
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Self
 
-from pydantic import ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
-from bert_tasks.data.problems import shortened
+from bert_tasks.data.issues import shortened
 from bert_tasks.errors import BertTasksError, DivergedError, RecipeError, UsageError
-from bert_tasks.experiments.group import RunGroup, format_table
+from bert_tasks.experiments.group import RunGroup
 from bert_tasks.metrics.tables import MetricTable, format_number, metric_key, metrics_by_set
 from bert_tasks.model.heads import metric_table
 from bert_tasks.model.pretrained import CheckpointFolder, stored_tasks
 from bert_tasks.recipe.errors import schema_problems
 from bert_tasks.recipe.schema import Recipe, RunSection, load_recipe, load_task_class, silent_settings
+from bert_tasks.tables import Result, Table
 from bert_tasks.tasks.several import SEVERAL
 from bert_tasks.training import files as outputs
-from bert_tasks.training.records import SeedsRecord, read_record
+from bert_tasks.training.records import Count, Metrics, Number, Record, RunRecord, read_record
 from bert_tasks.training.run import DryRun, dry_run, train
 from bert_tasks.training.state import FitResult
 
@@ -32,27 +33,47 @@ SEEDS = "seeds.json"
 _SHOWN = 3  # settings in a note
 
 
-@dataclass(frozen=True, kw_only=True)
-class SeedRun:
-    """One seed's run. ``result`` is None and ``failure`` set if the run diverged."""
+class SeedRun(Record):
+    """One seed's run, as in ``seeds.json``. A run that diverged has a ``failure``, but neither steps nor metrics.
 
-    seed: int
-    output_dir: Path
-    result: FitResult | None = None
-    failure: str | None = None
+    Attributes:
+        value: The metric that selects the best model, which only the file has.
+        collapse: As in ``FitResult``.
+        result: The result of the run. None if it diverged, and in the file.
+    """
 
-    @property
-    def collapse(self) -> str | None:
-        """The best model's prediction for every row, if it is the same. See `FitResult`."""
-        return None if self.result is None else self.result.collapse
+    seed: Annotated[int, Field(ge=0, lt=2**32)]
+    output_dir: Annotated[Path, Field(strict=False)]
+    value: Number = math.nan
+    best_step: Count | None = None
+    steps: Count | None = None
+    metrics: Metrics | None = None
+    failure: str | None
+    collapse: str | None
+    result: FitResult | None = Field(default=None, exclude=True)
 
-    def value(self, metric: str) -> float:
+    @classmethod
+    def of(cls, seed: int, output_dir: Path, outcome: FitResult | str) -> Self:
+        """Returns a run from its result, or from the reason why it diverged."""
+        if isinstance(outcome, str):
+            return cls(seed=seed, output_dir=output_dir, failure=outcome, collapse=None)
+        return cls(
+            seed=seed,
+            output_dir=output_dir,
+            best_step=outcome.best_step,
+            steps=outcome.steps,
+            metrics=outcome.metrics,
+            failure=None,
+            collapse=outcome.collapse,
+            result=outcome,
+        )
+
+    def metric(self, name: str) -> float:
         """Returns a metric of the best model, or NaN if there is none."""
-        return math.nan if self.result is None else self.result.metrics.get(metric, math.nan)
+        return math.nan if self.metrics is None else self.metrics.get(name, math.nan)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Spread:
+class Spread(Record):
     """A metric over several runs.
 
     It has no mean if it is NaN in some run.
@@ -63,16 +84,30 @@ class Spread:
         best, best_seed: The highest value (if lower is better, the lowest) and its seed. The first of equal values.
     """
 
-    runs: int
-    mean: float
-    std: float
-    median: float
-    best: float
+    model_config = ConfigDict(frozen=True)
+    runs: Count
+    mean: Number
+    std: Number
+    median: Number
+    best: Number
     best_seed: int | None
 
 
+class SeedsRecord(Record):
+    """``seeds.json``. See ``SeedsResult``."""
+
+    metric: str
+    seeds: list[int]
+    metrics: dict[str, Spread]
+    collapsed: dict[str, str]
+    failed: dict[str, str]
+    metrics_without_collapsed: dict[str, Spread] | None
+    runs: list[SeedRun]
+    notes: list[str]
+
+
 @dataclass(frozen=True, kw_only=True)
-class SeedsResult:
+class SeedsResult(Result):
     """All runs of a recipe, in the order of the seeds.
 
     Attributes:
@@ -125,23 +160,20 @@ class SeedsResult:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the content of ``seeds.json``."""
-        without = {name: vars(spread) for name, spread in self.metrics_without_collapsed.items()}
-        return {
-            "metric": self.metric,
-            "seeds": [run.seed for run in self.runs],
-            "metrics": {name: vars(spread) for name, spread in self.metrics.items()},
-            "collapsed": {str(run.seed): run.collapse for run in self.collapsed},
-            "failed": {str(run.seed): run.failure for run in self.failed},
-            "metrics_without_collapsed": without if self.collapsed else None,
-            "runs": [self._run_json(run) for run in self.runs],
-            "notes": list(self.notes),
-        }
-
-    def _run_json(self, run: SeedRun) -> dict[str, Any]:
-        content = {"seed": run.seed, "output_dir": str(run.output_dir), "value": run.value(self.metric)}
-        if run.result is not None:
-            content |= {key: getattr(run.result, key) for key in ("best_step", "steps", "metrics")}
-        return content | {"failure": run.failure, "collapse": run.collapse}
+        without_collapsed = None
+        if self.collapsed:
+            without_collapsed = self.metrics_without_collapsed
+        record = SeedsRecord(
+            metric=self.metric,
+            seeds=[run.seed for run in self.runs],
+            metrics=self.metrics,
+            collapsed={str(run.seed): run.collapse for run in self.runs if run.collapse is not None},
+            failed={str(run.seed): run.failure for run in self.runs if run.failure is not None},
+            metrics_without_collapsed=without_collapsed,
+            runs=[run.model_copy(update={"value": run.metric(self.metric)}) for run in self.runs],
+            notes=list(self.notes),
+        )
+        return record.to_json()
 
     def lines(self) -> list[str]:
         """Returns the lines for a terminal."""
@@ -150,13 +182,14 @@ class SeedsResult:
         if results:
             by_set = metrics_by_set({name: spread.mean for name, spread in metrics.items()}, results[0].validation_sets)
             tables = {name: metric_table(results[0].tasks, means) for name, means in by_set.items()}
-        spread_rows = [("metric", "mean", "std", "median", "best", "of seed")]
+        of_metrics = []
         for key in {metric_key(name, metric): None for name, table in tables.items() for metric in table.overall}:
             spread = metrics[key]
             numbers = (spread.mean, spread.std, spread.median, spread.best, spread.best_seed)
-            spread_rows.append((key, *map(format_number, numbers)))  # type: ignore[arg-type]  # six cells
-        lines = [*format_table([("seed", self.metric, "best step", ""), *map(self._run_cells, self.runs)]), ""]
-        lines += format_table(spread_rows)
+            of_metrics.append((key, *map(format_number, numbers)))
+        of_runs = list(map(self._run_cells, self.runs))
+        lines = [*Table(columns=("seed", self.metric, "best step", ""), rows=of_runs).lines(), ""]
+        lines += Table(columns=("metric", "mean", "std", "median", "best", "of seed"), rows=of_metrics).lines()
         for name, table in tables.items():
             if table.rows:
                 title = f"means of each {table.word}{f' of {name}' if name else ''}:"
@@ -170,12 +203,12 @@ class SeedsResult:
         steps = f"{run.result.best_step} of {run.result.steps}"
         remarks = ["complete already"] if run.result.reused else []
         remarks += [] if run.collapse is None else [f"collapsed: {run.collapse}"]
-        return (str(run.seed), format_number(run.value(self.metric)), steps, ", ".join(remarks))
+        return (str(run.seed), format_number(run.metric(self.metric)), steps, ", ".join(remarks))
 
 
 def spreads(runs: Sequence[SeedRun], lower_is_better: Set[str] = frozenset()) -> dict[str, Spread]:
     """Returns every metric over the runs that have it."""
-    results = {run.seed: run.result.metrics for run in runs if run.result is not None}
+    results = {run.seed: run.metrics for run in runs if run.metrics is not None}
     spread_of = {}
     for name in dict.fromkeys(name for metrics in results.values() for name in metrics):
         values = {seed: metrics[name] for seed, metrics in results.items() if name in metrics}
@@ -227,20 +260,18 @@ def train_seeds(
         progress=progress,
         remove=map(group.home, group.recipes) if overwrite else (),
     )
-    runs = [
-        SeedRun(seed=seed, output_dir=group.home(seed), failure=str(result))
-        if isinstance(result, DivergedError)
-        else SeedRun(seed=seed, output_dir=group.home(seed), result=result)
-        for seed, result in results
-    ]
+    runs = []
+    for seed, result in results:
+        outcome = str(result) if isinstance(result, DivergedError) else result
+        runs.append(SeedRun.of(seed, group.home(seed), outcome))
     notes: list[str] = []
     if group.accelerator.is_main_process:
         others = _earlier_runs(group, loaded, notes)
         runs = sorted([*runs, *others], key=lambda run: run.seed) if others else runs
     read = map(outputs.read_run_metadata, (run.output_dir for run in runs))
     metadata = [content for content in read if content is not None]
-    metrics = metadata[0]["metrics"]
-    if any(_validation(other) != _validation(metadata[0]) for other in metadata[1:]):
+    metrics = metadata[0].metrics
+    if any(other.validation_fingerprints != metadata[0].validation_fingerprints for other in metadata[1:]):
         notes.insert(
             0,
             "the runs have different validation rows, because each seed selects its own, which adds to the spread. "
@@ -248,10 +279,10 @@ def train_seeds(
         )
     compared = SeedsResult(
         output_dir=group.folder,
-        metric=metrics["best"],
+        metric=metrics.best,
         runs=tuple(runs),
         lower_is_better=frozenset(
-            metric_key(name, metric) for name in metrics["sets"] for metric in metrics["lower_is_better"]
+            metric_key(name, metric) for name in metrics.sets for metric in metrics.lower_is_better
         ),
         notes=tuple(notes),
     )
@@ -294,7 +325,7 @@ def _earlier_runs(group: RunGroup, recipe: Recipe, notes: list[str]) -> list[See
     """Returns runs of other seeds, and adds a note on each that cannot be compared."""
     failures: dict[str, str] = {}  # seed -> why its run failed, as the last comparison says, if that can be read
     with suppress(UsageError):
-        failures = read_record(group.folder / SEEDS, SeedsRecord, remedy="")["failed"]
+        failures = read_record(group.folder / SEEDS, SeedsRecord, remedy="").failed
     current = outputs.read_run_metadata(group.home(next(iter(group.recipes))))
     earlier: list[SeedRun] = []
     for seed, folder in group.existing().items():
@@ -303,31 +334,29 @@ def _earlier_runs(group: RunGroup, recipe: Recipe, notes: list[str]) -> list[See
             if metadata is None or current is None or seed in group.recipes:
                 continue
             _check_settings(metadata, current)
-            summary, failure, result = outputs.read_summary(folder), failures.get(str(seed)), None
-            if summary is None and failure is None:
-                raise UsageError("It is not finished. Train with that seed to resume it")
+            summary, failure = outputs.read_summary(folder), failures.get(str(seed))
             if summary is not None:
                 task_class = None if recipe.task == SEVERAL else load_task_class(recipe.task)
                 tasks = stored_tasks(CheckpointFolder.open(folder / outputs.MODEL), task_class)
-                sets, failure = metadata["metrics"]["sets"], None
-                result = FitResult.from_summary(summary, output_dir=folder, tasks=tasks, validation_sets=sets)
-            earlier.append(SeedRun(seed=seed, output_dir=folder, result=result, failure=failure))
+                sets = tuple(metadata.metrics.sets)
+                result = FitResult(**dict(summary), output_dir=folder, tasks=tasks, validation_sets=sets, reused=True)
+                earlier.append(SeedRun.of(seed, folder, result))
+            elif failure is not None:
+                earlier.append(SeedRun.of(seed, folder, failure))
+            else:
+                raise UsageError("It is not finished. Train with that seed to resume it")
         except BertTasksError as error:
             notes.append(f"the run of seed {seed} does not count. {error}")
     return earlier
 
 
-def _check_settings(metadata: Mapping[str, Any], current: Mapping[str, Any]) -> None:
+def _check_settings(metadata: RunRecord, current: RunRecord) -> None:
     """Raises UsageError if a run has other settings, except the seed and its rows."""
-    differing = {change.name for change in outputs.differences(metadata["settings"], current["settings"])}
+    differing = {change.name for change in outputs.differences(metadata.settings, current.settings)}
     differing -= {"run.seed", *silent_settings()}
-    if _validation(metadata) != _validation(current):  # validation rows taken from the training rows differ
+    # Validation rows that are taken from the training rows differ.
+    if metadata.validation_fingerprints != current.validation_fingerprints:
         differing = {name for name in differing if not name.startswith("data.")}
     if differing:
         names = ", ".join([*sorted(differing)[:_SHOWN], *(["..."] if len(differing) > _SHOWN else [])])
         raise UsageError(f"It has other settings ({names})")
-
-
-def _validation(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """Returns validation split -> fingerprint, in the order of evaluation."""
-    return {split: data["fingerprint"] for split, data in metadata["data"].items() if split != "train"}

@@ -18,7 +18,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from sqlalchemy import URL, NullPool
 from sqlalchemy.exc import SQLAlchemyError
 
-from bert_tasks.data.problems import counted
+from bert_tasks.data.issues import counted
 from bert_tasks.errors import CheckpointError, argument
 from bert_tasks.recipe.search import SearchSection, Space
 

@@ -22,24 +22,27 @@ import torch
 from bert_tasks.checkpoints.hub import is_model_file, model_folder
 from bert_tasks.checkpoints.save import save_folder
 from bert_tasks.data.columns import Row
-from bert_tasks.data.problems import counted
-from bert_tasks.data.readers import ReadingArguments, ReadOptions
-from bert_tasks.data.validator import valid_rows
+from bert_tasks.data.issues import counted
+from bert_tasks.data.options import ReadingArguments, ReadOptions
+from bert_tasks.data.reading import valid_rows
 from bert_tasks.encoder.heads import HiddenStatesHead, PretrainingOutput, VocabularyOutput
-from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.environment import check_libraries
 from bert_tasks.errors import CheckpointError, DataError, UsageError, argument
+from bert_tasks.export.graph import LIBRARIES, OPSET, check_int8, exported_graph, quantized_graph
 from bert_tasks.model.encoder import Encoder
 from bert_tasks.model.encoder_with_heads import ForwardFn
 from bert_tasks.model.exported import GRAPHS, RECORD, GraphModel, input_names, names_other_file, output_names
-from bert_tasks.model.graph import LIBRARIES, OPSET, check_int8, exported_graph, quantized_graph
 from bert_tasks.model.inputs import Data, load_table, load_trained, reading_for_prediction
 from bert_tasks.model.multitask import AnyModel
+from bert_tasks.model.prediction import predict_batch
+from bert_tasks.model.pretrained import saved_config
 from bert_tasks.model.shared_heads import SharedOutput
 from bert_tasks.model.task_model import TaskModel
+from bert_tasks.model.windows import features_of, in_evaluation, pack_features
 from bert_tasks.outputs.features import Feature
 from bert_tasks.outputs.prediction import Prediction
 from bert_tasks.storage import check_new_folder, check_path, check_writable, new_folder, sha256, weights_write_error
+from bert_tasks.tables import Result
 from bert_tasks.tasks.base import Task
 from bert_tasks.tasks.embedding import Embedding
 from bert_tasks.variables import disable_telemetry
@@ -56,7 +59,7 @@ _LARGEST_GRAPH = 2**31 - 1  # bytes, the limit of a protobuf file
 
 
 @dataclass(frozen=True, kw_only=True)
-class Export:
+class Export(Result):
     """An exported model.
 
     Attributes:
@@ -197,7 +200,7 @@ def _export_weights(model: AnyModel, target: Path) -> Export:
         raise UsageError(f"transformers lacks the head of this {task.name}. Use the folder with bert_tasks")
     with new_folder(target, suffix=_HIDDEN) as folder:
         model.save_pretrained(folder)
-    architecture = model.saved_config()["architectures"][0]
+    architecture = saved_config(model.hf_config, model.head_tasks, model.reading)["architectures"][0]
     record = {"to": "transformers", "architecture": architecture, "labels": len(task.output.labels)}
     return Export(folder=target, record=record)
 
@@ -252,7 +255,7 @@ def _write(model: AnyModel, content: bytes, record: Mapping[str, Any], folder: P
     try:
         save_folder(
             folder,
-            config=model.saved_config(),
+            config=saved_config(model.hf_config, model.head_tasks, model.reading),
             tensors=None,
             tokenizer=model.require_tokenizer(),
             head_tensors=outside if outside else None,
@@ -287,7 +290,7 @@ def _verified_graph(model: AnyModel, rows: Sequence[Row], *, int8: bool) -> tupl
     content: bytes = graph.SerializeToString()
     if names_other_file(content):
         raise CheckpointError("a parameter of the model has 'location' in its name, which is not supported. Rename it")
-    windows = model.features(rows, model.require_tokenizer()) if rows else []
+    windows = features_of(model, rows, model.require_tokenizer()) if rows else []
     measured = {"parity": _compare_logits(model, GraphModel.of(model, content), windows, rows=len(rows))}
     if int8:
         content = quantized_graph(graph)
@@ -330,7 +333,7 @@ def _compare_predictions(
     model: AnyModel, graph: GraphModel, rows: Sequence[Row], expected: Mapping[str, Sequence[Prediction]]
 ) -> dict[str, Any]:
     """Counts how many of the model's predictions the int8 graph leaves unchanged."""
-    same = _agreements(model, expected, _predictions(model, rows, forward_fn=graph.packed_logits))
+    same = _agreements(model, expected, _predictions(model, rows, forward_fn=graph))
     share = fmean(same)
     if share < REQUIRED_AGREEMENT:
         raise CheckpointError(
@@ -345,11 +348,8 @@ def _predictions(
     model: AnyModel, rows: Sequence[Row], *, forward_fn: ForwardFn | None = None
 ) -> dict[str, list[Prediction]]:
     """Returns the predictions of each head for the rows that have an input for it."""
-    by_head, _ = model.predict_by_head(rows, forward_fn=forward_fn)
-    return {
-        name: [prediction for prediction in predictions if prediction is not None]
-        for name, predictions in by_head.items()
-    }
+    of_rows, _ = predict_batch(model, rows, forward_fn=forward_fn)
+    return {name: [predictions[name] for predictions in of_rows if name in predictions] for name in model.tasks}
 
 
 def _agreements(
@@ -396,14 +396,14 @@ def _difference(model: AnyModel, graph: GraphModel, batch: list[Feature]) -> tup
     """Returns the largest difference of a logit on a batch, and the largest logit."""
     features = [Feature(**{**sequence, "head": name}) for sequence in batch for name in model.heads]
 
-    def graph_logits(packed: PackedBatch) -> Any:
-        ids = torch.tensor([token for sequence in batch for token in sequence["input_ids"]])  # [N]
-        segments = torch.tensor([segment for sequence in batch for segment in sequence["token_type_ids"]])  # [N]
-        lengths = torch.tensor([len(sequence["input_ids"]) for sequence in batch])  # [B]
+    ids = torch.tensor([token for sequence in batch for token in sequence["input_ids"]])  # [N]
+    segments = torch.tensor([segment for sequence in batch for segment in sequence["token_type_ids"]])  # [N]
+    lengths = torch.tensor([len(sequence["input_ids"]) for sequence in batch])  # [B]
+    with in_evaluation(model), torch.inference_mode():
+        packed = pack_features(model, features)
+        expected = model(packed).to(torch.float32)
         logits = graph.rectangle_logits(ids, segments, lengths)  # [N, L] or [B, L] of each head
-        return graph.output([each.to(model.device) for each in logits], packed.layout)
-
-    expected, actual = model.batch_logits(features)[1], model.batch_logits(features, forward_fn=graph_logits)[1]
+        actual = graph.output([each.to(model.device) for each in logits], packed.layout).to(torch.float32)
     if isinstance(expected, PretrainingOutput):
         expected = expected.vocabulary
     if isinstance(expected, VocabularyOutput):

@@ -12,7 +12,7 @@ from pkgutil import iter_modules
 from types import MappingProxyType
 from typing import Any, get_args
 
-from bert_tasks.data.problems import did_you_mean, end_sentence, nearest_or_all, shortened
+from bert_tasks.data.issues import did_you_mean, end_sentence, nearest_or_all, shortened
 from bert_tasks.encoder.config import Activation, EncoderConfig, HeadConfig
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.families.base import (

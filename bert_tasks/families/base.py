@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from bert_tasks.data.problems import shortened
+from bert_tasks.data.issues import shortened
 from bert_tasks.encoder.config import Activation, PairObjective, SequencePooling
 from bert_tasks.errors import CheckpointError
 

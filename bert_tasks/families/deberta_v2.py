@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, get_args
 
-from bert_tasks.data.problems import shortened
+from bert_tasks.data.issues import shortened
 from bert_tasks.encoder.config import Activation, DisentangledConfig
 from bert_tasks.errors import CheckpointError
 from bert_tasks.families.base import (

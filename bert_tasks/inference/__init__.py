@@ -12,14 +12,14 @@ from bert_tasks.inference.evaluation import (
     evaluate_samples,
     evaluated_predictions,
 )
-from bert_tasks.inference.output import Predicted, WriteOptions
 from bert_tasks.inference.prediction import predict, predict_file
+from bert_tasks.inference.writing import WriteOptions, Written
 
 __all__ = [
     "BatchPredictor",
     "Evaluation",
-    "Predicted",
     "WriteOptions",
+    "Written",
     "batch_predictor",
     "embed_file",
     "evaluate",

@@ -20,22 +20,23 @@ import pyarrow
 import torch
 
 from bert_tasks.checkpoints.hub import origin, resolve
-from bert_tasks.data.columns import Columns, PassthroughColumns, Row, stored_names, without_labels
-from bert_tasks.data.problems import counted
-from bert_tasks.data.readers import ReadOptions
-from bert_tasks.data.validator import row_validator
+from bert_tasks.data.batch import Batch
+from bert_tasks.data.columns import Columns, PassthroughColumns, stored_names, without_labels
+from bert_tasks.data.issues import counted
+from bert_tasks.data.options import ReadOptions
+from bert_tasks.data.reading import conversion_of
 from bert_tasks.errors import DataError, UsageError
-from bert_tasks.inference.output import (
+from bert_tasks.inference.precision import DType, check_dtype, default_device
+from bert_tasks.inference.predictor import Predictor
+from bert_tasks.inference.writing import (
     check_row_options,
     passthrough_name,
     reserved_columns,
     written_columns,
     written_name,
 )
-from bert_tasks.model.encoder_with_heads import ForwardFn
 from bert_tasks.model.inputs import input_names, load_trained, trained_tasks
 from bert_tasks.model.multitask import AnyModel
-from bert_tasks.model.precision import DType, check_dtype, default_device, logits_of
 from bert_tasks.storage import sha256_json
 from bert_tasks.tasks.base import Task
 from bert_tasks.tasks.several import choose_one, row_columns
@@ -46,8 +47,8 @@ UNTYPED = "prediction"  # the column of JSON of a task that does not say what it
 _MOST_LOADED = 4  # models in one process, the oldest is dropped
 _FAULTS_SHOWN = 5
 _SIMPLE = {str: "string", float: "float64", int: "int64", bool: "bool_"}  # Python's types -> Arrow's
-# (id of the process, key of the predictor) -> a model. A process that was forked loads its own.
-_loaded: dict[tuple[int, str], tuple[AnyModel, ForwardFn]] = {}
+# (id of the process, key of the batch predictor) -> its model. A process that was forked loads its own.
+_loaded: dict[tuple[int, str], Predictor] = {}
 _loading = threading.Lock()
 
 
@@ -108,7 +109,7 @@ def batch_predictor(
         )
     if reading.columns and "" not in heads:
         raise choose_one(heads)  # the names of columns belong to a task
-    row_validator(columns_read, reading.columns)  # raises for a column that the task lacks
+    conversion_of(columns_read, reading)  # raises for a column that the task lacks
     folder, local = resolve(model, revision=revision, weights=False), Path(os.path.expanduser(model))
     commit = origin(model, folder, revision=revision).commit
     files = sorted((path.name, path.stat()) for path in folder.iterdir() if path.is_file())
@@ -203,33 +204,36 @@ class BatchPredictor:
 
     def _predict(self, columns: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Returns for each row the columns of its prediction, as far as it has them."""
-        names, (model, forward_fn) = list(columns), self._load()
-        validator = row_validator(self.columns, self._renames(names), passthrough=self.keep_columns)
-        validator.check_columns(names, "the batch")
-        needed = {name for field in validator.fields for name in field.column.type.columns_in(field.name, names)}
-        read = [name for name in names if name in needed]
-        rows, faults = list[Row](), dict[int, str]()
-        for number, values in enumerate(zip(*(_cells(columns[name]) for name in read), strict=True)):
-            row, errors = validator.validate(dict(zip(read, values, strict=True)))
-            if errors:
-                faults[number] = " ".join(map(str, errors))
-            rows.append(row)
+        names, predictor = list(columns), self._load()
+        conversion = conversion_of(
+            self.columns, ReadOptions(columns=self._renames(names)), passthrough=self.keep_columns
+        )
+        conversion.check_columns(names, "the batch")
+        needed = conversion.source_columns(names)
+        cells = {name: list(_cells(columns[name])) for name in names if name in needed}
+        count = len(next(iter(cells.values())))
+        converted = conversion.convert(Batch(lines=range(count), cells=cells))
+        faults: dict[int, str] = {}
+        for number, issues in converted.problems.items():
+            faults[number] = " ".join(issue.text for issue in issues)
+        rows = [converted.row(number) for number in range(count)]
         if faults and self.on_error == "fail":
             listed = [f"  row {number}: {fault}" for number, fault in list(faults.items())[:_FAULTS_SHOWN]]
             more = [f"  ... and {len(faults) - len(listed)} more"] if len(faults) > len(listed) else []
             heading = f"{len(faults)} of the {counted(len(rows), 'row')} of a batch cannot be used (counted from 0):"
             remedy = f"Fix them, or pass on_error='skip', which says in the column '{ERROR}' what is wrong."
             raise DataError("\n".join([heading, *listed, *more, remedy]))
-        usable = (row for number, row in enumerate(rows) if number not in faults)
-        predictions, tasks = model.predict_rows(usable, forward_fn=forward_fn), model.tasks
-        by_head = ({"": prediction} if "" in tasks else prediction for prediction in predictions)
-        contents = (written_columns(tasks, prediction) for prediction in by_head)
+        usable = [row for number, row in enumerate(rows) if number not in faults]
+        contents: list[dict[str, Any]] = []
+        for part in predictor.batches(usable):
+            contents += map(written_columns, predictor.predict_batch(part).predictions)
         if self.schema.names[0] == UNTYPED:
-            contents = ({UNTYPED: json.dumps(content, ensure_ascii=False)} for content in contents)
-        return [{ERROR: faults[number]} if number in faults else next(contents) for number in range(len(rows))]
+            contents = [{UNTYPED: json.dumps(content, ensure_ascii=False)} for content in contents]
+        remaining = iter(contents)
+        return [{ERROR: faults[number]} if number in faults else next(remaining) for number in range(count)]
 
-    def _load(self) -> tuple[AnyModel, ForwardFn]:
-        """Returns the model and its logits' function. Each process loads a model once."""
+    def _load(self) -> Predictor:
+        """Returns the model with its precision. Each process loads a model once."""
         task = f"{self.task.__module__}:{self.task.__qualname__}" if isinstance(self.task, type) else self.task
         source = [self.model, task, repr(self.settings), self.revision, self.dtype, self.fingerprint]
         key = os.getpid(), sha256_json(source, self.reading.columns)
@@ -239,7 +243,7 @@ class BatchPredictor:
                 model = load_trained(self.model, reading=self.reading, **options).to(default_device())
                 for old in list(_loaded)[: 1 - _MOST_LOADED]:
                     del _loaded[old]
-                _loaded[key] = model, logits_of(model, self.dtype)
+                _loaded[key] = Predictor(model, dtype=self.dtype)
             return _loaded[key]
 
 

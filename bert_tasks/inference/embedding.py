@@ -5,15 +5,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, cast
 
-from bert_tasks.data.readers import ReadOptions
+from bert_tasks.data.options import ReadOptions
 from bert_tasks.distributed import broadcast_from_main, make_accelerator
 from bert_tasks.errors import UsageError
-from bert_tasks.inference.output import OutputDestination, Predicted, Progress, WriteOptions
+from bert_tasks.inference.precision import DType
 from bert_tasks.inference.prediction import predict_file
+from bert_tasks.inference.writing import OutputDestination, Progress, WriteOptions, Written
 from bert_tasks.model.encoder import Encoder
 from bert_tasks.model.hf_names import hf_hint
 from bert_tasks.model.inputs import Data
-from bert_tasks.model.precision import DType
 from bert_tasks.model.pretrained import typed_settings
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks.embedding import Embedding, EmbeddingPooling, EmbeddingPrediction
@@ -51,8 +51,8 @@ def embed_file(
     dtype: DType = "float32",
     writing: WriteOptions | None = None,
     reading: ReadOptions | None = None,
-    progress: Progress = lambda completed, total: None,
-) -> Predicted:
+    progress: Progress | None = None,
+) -> Written:
     """Writes a row with its ``embedding`` for every row of a file.
 
     The file is written as ``predict_file`` writes predictions.

@@ -21,29 +21,40 @@ from torch import Tensor
 from bert_tasks.checkpoints.hub import RUN_GENERATOR, resolve
 from bert_tasks.data.checks import check_heads
 from bert_tasks.data.columns import PassthroughColumns, Row, head_rows
-from bert_tasks.data.problems import RowErrors
-from bert_tasks.data.readers import ReadingArguments, ReadOptions
-from bert_tasks.data.records import Document
-from bert_tasks.data.table import RowTable, Samples, longest_first
+from bert_tasks.data.features import Samples, longest_first
+from bert_tasks.data.issues import RowIssues
+from bert_tasks.data.options import Document, ReadingArguments, ReadOptions
+from bert_tasks.data.rows import Rows
 from bert_tasks.distributed import broadcast_from_main, is_main_process, main_process_first, make_accelerator
 from bert_tasks.encoder.cpu import map_batches
 from bert_tasks.errors import BertTasksError, DataError, GivenUpError, UsageError, argument
-from bert_tasks.inference.output import check_row_options
+from bert_tasks.inference.own_metrics import OwnMetric, metrics_of_head, own_metrics
+from bert_tasks.inference.precision import DType, logits_of
+from bert_tasks.inference.replaced_tokens import replaced_token_output
+from bert_tasks.inference.writing import check_row_options
 from bert_tasks.metrics.tables import LOSS, merged, untuned
-from bert_tasks.model.encoder_with_heads import ForwardFn
+from bert_tasks.model.encoder_with_heads import ForwardFn, require_labels
 from bert_tasks.model.features import cut_notes, tokenized, unknown_tokens, vocabulary_name
 from bert_tasks.model.heads import joined_metrics
 from bert_tasks.model.inputs import Data, load_table, load_trained, reading_for_labels
 from bert_tasks.model.multitask import AnyModel
-from bert_tasks.model.precision import DType, logits_of
-from bert_tasks.model.replaced_tokens import replaced_token_output
 from bert_tasks.model.shared_heads import features_of_head
 from bert_tasks.model.task_model import TaskModel
+from bert_tasks.model.windows import (
+    batch_tokens,
+    compact_logits,
+    in_evaluation,
+    loss_terms,
+    pack_features,
+    prepared_features,
+)
 from bert_tasks.outputs.calibration import ECE
 from bert_tasks.outputs.features import Feature
 from bert_tasks.outputs.prediction import Prediction
+from bert_tasks.recipe.schema import MetricSources
 from bert_tasks.storage import sha256
 from bert_tasks.tasks.base import FeatureKeys, Task, is_dynamic
+from bert_tasks.tasks.several import task_name
 
 _log = logging.getLogger("bert_tasks")
 
@@ -117,7 +128,7 @@ class EvaluationCorpus(Sequence[Feature]):
         ]
         hashes = [self._hashes[number] for number in numbers]
         keys = FeatureKeys(seed=EVALUATION_SEED, epoch=0, numbers=hashes, is_evaluation=True)
-        changed = model.prepare(ranked, keys, self)
+        changed = prepared_features(model, ranked, keys, self)
         return [{**new, "row": old["row"]} for new, old in zip(changed, features, strict=True)]
 
 
@@ -137,12 +148,13 @@ class _BatchResult(NamedTuple):
 def evaluate_samples(
     model: AnyModel,
     samples: Samples,
-    table: RowTable,
+    table: Rows,
     accelerator: Accelerator,
     *,
     tune: bool = False,
     forward_fn: ForwardFn | None = None,
     stop: Callable[[], bool] = lambda: False,
+    metrics: Sequence[OwnMetric] = (),
 ) -> Evaluation:
     """Evaluates an unwrapped model. Every process returns the same numbers.
 
@@ -151,24 +163,25 @@ def evaluate_samples(
             them.
         forward_fn: Computes a batch's logits instead of the model.
         stop: Asked before each batch. If it is true on one process, all raise GivenUpError.
+        metrics: Further metrics, which the main process computes.
     """
-    batches = longest_first(samples.lengths, max_tokens=model.batch_tokens)
+    batches = longest_first(samples.lengths, max_tokens=batch_tokens(model))
     mine = batches[accelerator.process_index :: accelerator.num_processes]
     results = _run_batches(model, samples, takewhile(lambda _: not stop(), mine), forward_fn)
     if any(gather_object([len(results) < len(mine)])):
         raise GivenUpError
     results = gather_object(results)
-    return broadcast_from_main(accelerator, lambda: _evaluation(model, samples, table, results, tune=tune))
+    return broadcast_from_main(accelerator, lambda: _evaluation(model, samples, table, results, metrics, tune=tune))
 
 
-def evaluated_predictions(model: AnyModel, table: RowTable) -> dict[str, list[Prediction]]:
+def evaluated_predictions(model: AnyModel, table: Rows) -> dict[str, list[Prediction]]:
     """Returns the predictions of each head for labelled rows, from which metrics are computed.
 
     Only this process computes them. They differ from ``predict`` if a task prepares rows for evaluation, for example by
     masking tokens.
     """
     samples = tokenized(table, model)
-    batches = longest_first(samples.lengths, max_tokens=model.batch_tokens)
+    batches = longest_first(samples.lengths, max_tokens=batch_tokens(model))
     outputs = _Outputs.of(samples, _run_batches(model, samples, batches, _forward_fn(model, "float32")))
     rows = list(table)
     return {name: outputs.decoded(name, of_head.task, of_head, rows) for name, of_head in model.heads.items()}
@@ -190,14 +203,16 @@ def _forward_fn(model: AnyModel, dtype: DType) -> ForwardFn:
             return partial(replaced_token_output, generator=logits_of(generator, dtype), discriminator=forward_fn)
         where = f"but the generator in {folder} belongs to other weights"
     raise UsageError(
-        f"{model.task_name}: a model is evaluated with its generator, {where}. Evaluate the output folder of the run "
-        "(or its model/, beside which the run has saved generator/). The metrics of the run are in its metrics.json"
+        f"{task_name(model.tasks)}: a model is evaluated with its generator, {where}. Evaluate the output "
+        "folder of the run (or its model/, beside which the run has saved generator/). The metrics of the run are in "
+        "its metrics.json"
     )
 
 
 def _run_batches(
     model: AnyModel, samples: Samples, batches: Iterable[list[int]], forward_fn: ForwardFn | None
 ) -> list[_BatchResult]:
+    run_batch = model if forward_fn is None else forward_fn
     corpus = EvaluationCorpus(samples) if any(map(is_dynamic, model.tasks.values())) else None
 
     def prepared(batch: list[int]) -> tuple[list[int], Sequence[Feature]]:
@@ -206,18 +221,26 @@ def _run_batches(
 
     def run(inputs: tuple[list[int], Sequence[Feature]]) -> _BatchResult:
         numbers, features = inputs
-        batch, logits = model.batch_logits(features, forward_fn=forward_fn)
         with torch.inference_mode():
-            terms = model.loss(logits.double(), batch)
+            batch = pack_features(model, features)
+            logits = run_batch(batch).to(torch.float32)
+            terms = loss_terms(model, logits.to(torch.float64), batch)
+            summaries = compact_logits(model, batch, logits, features)
         loss = [(term.weight * term.total.item(), term.count.item()) for term in terms]
-        return _BatchResult(samples=numbers, summaries=model.reduce(batch, logits, features), loss=loss)
+        return _BatchResult(samples=numbers, summaries=summaries, loss=loss)
 
-    with model.in_evaluation():
+    with in_evaluation(model):
         return list(map_batches(run, map(prepared, batches), device=model.device))
 
 
 def _evaluation(
-    model: AnyModel, samples: Samples, table: RowTable, results: Sequence[_BatchResult], *, tune: bool
+    model: AnyModel,
+    samples: Samples,
+    table: Rows,
+    results: Sequence[_BatchResult],
+    own: Sequence[OwnMetric],
+    *,
+    tune: bool,
 ) -> Evaluation:
     """Decodes and scores in row order, whatever the order in which batches came back."""
     ordered = sorted(results, key=lambda result: result.samples[0])
@@ -227,7 +250,7 @@ def _evaluation(
     outputs, rows = _Outputs.of(samples, ordered), list(table)
     scores = {}
     for name, of_head in model.heads.items():
-        score = _score(name, of_head, outputs, rows, tune=tune)
+        score = _score(name, of_head, outputs, rows, own, tune=tune)
         if score is not None:
             scores[name] = score
     if not scores:
@@ -239,7 +262,9 @@ def _evaluation(
     return Evaluation(metrics=merged(loss, metrics), scores=scores)
 
 
-def _score(name: str, model: TaskModel, outputs: "_Outputs", rows: Sequence[Row], *, tune: bool) -> Score | None:
+def _score(
+    name: str, model: TaskModel, outputs: "_Outputs", rows: Sequence[Row], own: Sequence[OwnMetric], *, tune: bool
+) -> Score | None:
     """Returns the score of a head, or None if no row has a label for it."""
     task, untuned_metrics = model.task, dict[str, float]()
     _, rows_of_head = head_rows(rows, name, task.columns)
@@ -259,6 +284,9 @@ def _score(name: str, model: TaskModel, outputs: "_Outputs", rows: Sequence[Row]
                     untuned_metrics[untuned(key)] = value
             predictions = outputs.decoded(name, task, model, rows)
     metrics = merged(task.output.metrics(predictions, rows_of_head), untuned_metrics)
+    if own:
+        taken = {*metrics, LOSS}
+        metrics |= metrics_of_head(own, name, task.output, predictions, rows_of_head, taken)
     collapse = task.output.degeneracy(predictions, rows_of_head)
     return Score(metrics=metrics, predictions=predictions, task=task, collapse=collapse)
 
@@ -309,6 +337,7 @@ def evaluate(
     revision: str | None = None,
     adapter: str | Path | None = None,
     dtype: DType = "float32",
+    metrics: MetricSources = (),
     document: Document | None = None,
     on_error: Literal["fail", "skip"] | None = None,
     **reading: Unpack[ReadingArguments],
@@ -324,6 +353,7 @@ def evaluate(
         revision, adapter: See ``TaskModel.from_pretrained``.
         dtype: ``float32`` (default), ``int8`` for a quantised copy on the CPU (extra ``export``), or ``bf16`` for the
             encoder, which a CPU computes faster only with avx512_bf16 or AMX.
+        metrics: Metrics of your own, see ``fit``.
         document: A document in a file of text: "blank-line", "line" or "file". Default: as in training.
         on_error: "fail" to stop at rows that cannot be used, or "skip" to leave them out of the metrics, which a
             warning counts. Default: as in training.
@@ -333,6 +363,7 @@ def evaluate(
     Raises:
         DataError: Rows cannot be used. The message names all of them.
         CheckpointError: The model cannot be loaded.
+        RecipeError, UsageError: One of ``metrics`` cannot be loaded, fails or returns anything but numbers.
 
     Example:
         >>> evaluate("runs/first", "test.csv")["accuracy"]
@@ -340,7 +371,7 @@ def evaluate(
     options = ReadOptions.from_arguments(evaluate, reading, document=document)
     loading: dict[str, Any] = {"task": task, "settings": settings, "revision": revision, "adapter": adapter}
     model = load_trained(model, data=data, reading=options, **loading)
-    return evaluate_data(model, data, dtype=dtype, reading=options, on_error=on_error).metrics
+    return evaluate_data(model, data, dtype=dtype, reading=options, on_error=on_error, metrics=metrics).metrics
 
 
 def labelled_table(
@@ -350,19 +381,19 @@ def labelled_table(
     reading: ReadOptions,
     on_error: Literal["fail", "skip"] | None = None,
     passthrough: PassthroughColumns = "none",
-) -> RowTable:
+) -> Rows:
     """Returns the rows with labels that a model is evaluated on.
 
     Args:
         model: The model, whose training file says how a file is read and what is done with rows that cannot be used.
         data, reading, on_error: See ``evaluate``. A warning counts the rows that are left out.
-        passthrough: See ``read_table``.
+        passthrough: See ``read``.
 
     Raises:
         DataError: Rows are bad. The message lists them.
         UsageError: ``on_error`` has another value.
     """
-    if isinstance(data, RowTable):
+    if isinstance(data, Rows):
         return data
     action = model.reading.on_error if on_error is None else on_error
     check_row_options("none", action)
@@ -376,7 +407,7 @@ def labelled_table(
             passthrough=passthrough,
             skip_errors=action == "skip",
         ).without_errors()
-    except RowErrors as error:
+    except RowIssues as error:
         if action == "fail":
             error.advice = f"pass {argument('on_error', 'skip')} to leave such rows out"
         raise
@@ -396,12 +427,14 @@ def evaluate_data(
     reading: ReadOptions,
     dtype: DType = "float32",
     on_error: Literal["fail", "skip"] | None = None,
+    metrics: MetricSources = (),
 ) -> Evaluation:
     """Evaluates a model in memory. See ``evaluate``."""
-    model.require_labels()
+    require_labels(model)
     accelerator = make_accelerator()
     forward_fn = _forward_fn(model.to(accelerator.device), dtype)
     with main_process_first(accelerator):
+        own = own_metrics(metrics, model.tasks)
         table = labelled_table(model, data, reading=reading, on_error=on_error)
         if len(table) == 0:
             raise DataError(f"{table.source}: no rows to evaluate")
@@ -410,7 +443,7 @@ def evaluate_data(
         unknown = unknown_tokens(samples, model).warnings(vocabulary_name(model))
         for note in (*cut_notes(samples, model, rows=len(table)), *unknown):
             _log.warning("%s: %s", table.source, note)
-    evaluation = evaluate_samples(model, samples, table, accelerator, forward_fn=forward_fn)
-    if accelerator.is_main_process and evaluation.collapse is not None and not isinstance(data, RowTable):
+    evaluation = evaluate_samples(model, samples, table, accelerator, forward_fn=forward_fn, metrics=own)
+    if accelerator.is_main_process and evaluation.collapse is not None and not isinstance(data, Rows):
         _log.warning("%s: the model %s, although the labels of the rows differ", table.source, evaluation.collapse)
     return evaluation

@@ -1,82 +1,67 @@
-"""Prediction over files, tables and streams, from rows over chunks to a writer.
+"""Prediction of files, tables and streams, which is returned or written.
 
-An output appears all at once under its name, or in a stream as rows come. A chunk is a chunk of the model, so its
-predictions do not depend on the process that makes them.
+``predict`` returns predictions, and ``predict_file`` writes them. Both read rows, cut them into batches, and predict
+the batches with a ``Predictor``. The predictions that are written go to a sink (sinks.py).
 """
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from platform import python_version
-from typing import IO, Any, Literal, NamedTuple, Unpack, cast, overload
+from typing import IO, Any, Literal, Unpack, cast
 
-import numpy as np
 from accelerate.utils import gather_object
 
-from bert_tasks.data.columns import PASSTHROUGH, ROW_ERROR, PassthroughColumns, Row, stored_names
+from bert_tasks.checkpoints.load import tensors_digest
+from bert_tasks.data.columns import RECORD, REJECT, Row
+from bert_tasks.data.features import Truncation, tokenizer_content
 from bert_tasks.data.formats import named_format
-from bert_tasks.data.problems import RowError, RowErrors
-from bert_tasks.data.readers import ReadingArguments, ReadOptions, index_of
+from bert_tasks.data.issues import RowIssue, RowIssues
+from bert_tasks.data.options import ReadingArguments, ReadOptions
+from bert_tasks.data.reading import index_of
+from bert_tasks.data.rows import Rows
 from bert_tasks.data.split_column import rows_of_split
-from bert_tasks.data.table import RowTable, Truncation
+from bert_tasks.data.trained_reading import options_for_file
 from bert_tasks.data.unknown_tokens import UnknownTokens
-from bert_tasks.data.validator import plain
-from bert_tasks.data.writers import json_line, vector_text, whole_file
 from bert_tasks.distributed import broadcast_from_main, check_agreement, main_process_first, make_accelerator
 from bert_tasks.environment import installed_version
 from bert_tasks.errors import BertTasksError, UsageError
-from bert_tasks.inference.output import (
-    INPUT,
+from bert_tasks.inference.precision import DType, default_device
+from bert_tasks.inference.predictor import Predictor
+from bert_tasks.inference.sinks import LineEncoder, LineFile, LineStream, Sink, TaskFiles
+from bert_tasks.inference.streams import STDIN_NAME, detected, has_descriptor, stored_input, stream_rows
+from bert_tasks.inference.writing import (
     LINE,
     STANDARD,
     OutputDestination,
-    PartialOutput,
-    Predicted,
     Progress,
-    StreamWriter,
     WriteOptions,
-    finalize_output,
-    model_fingerprint,
-    passthrough_name,
+    Written,
     reject_line,
-    reserved_columns,
-    sibling_output,
     write_rejects,
-    written_columns,
 )
-from bert_tasks.inference.streams import (
-    STDIN_NAME,
-    detected,
-    has_descriptor,
-    stored_input,
-    stream_rows,
-)
-from bert_tasks.model.encoder_with_heads import predictions_of_row
-from bert_tasks.model.explanation import check_explainable
 from bert_tasks.model.features import vocabulary_name
 from bert_tasks.model.inputs import Data, in_memory, load_table, load_trained, reading_for_prediction
 from bert_tasks.model.multitask import AnyModel
-from bert_tasks.model.precision import DType, default_device, logits_of
+from bert_tasks.model.prediction import prediction_of_row
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.outputs.calibration import check_abstention, without_label
 from bert_tasks.outputs.notebook import Predictions
-from bert_tasks.outputs.prediction import Prediction, PredictionT, float_list
+from bert_tasks.outputs.prediction import PredictionT
+from bert_tasks.storage import sha256_json
 from bert_tasks.tasks.base import Task
 
 # The packages whose versions must be equal for an output to be resumed.
 _VERSIONED = ("bert-tasks", "torch", "transformers", "tokenizers", "onnxruntime")
 
 
-@overload
 def predict(
     model: TaskModel[PredictionT] | AnyModel | str | Path,
     data: Data,
     *,
-    output: None = None,
     task: str | type[Task[PredictionT]] | None = None,
     settings: Mapping[str, Any] | None = None,
     revision: str | None = None,
@@ -86,68 +71,14 @@ def predict(
     explain: bool = False,
     abstain_below: float = 0.0,
     **reading: Unpack[ReadingArguments],
-) -> Predictions[PredictionT]: ...
+) -> Predictions[PredictionT]:
+    """Returns one prediction for each row, in row order.
 
-
-@overload
-def predict(
-    model: TaskModel[PredictionT] | AnyModel | str | Path,
-    data: Data,
-    *,
-    output: str | Path | IO[bytes],
-    task: str | type[Task[PredictionT]] | None = None,
-    settings: Mapping[str, Any] | None = None,
-    revision: str | None = None,
-    adapter: str | Path | None = None,
-    dtype: DType = "float32",
-    keep_columns: PassthroughColumns = "all",
-    on_error: Literal["fail", "skip"] = "fail",
-    rejects: str | Path | None = None,
-    csv_raw: bool = False,
-    output_format: str | None = None,
-    logits: bool = False,
-    explain: bool = False,
-    abstain_below: float = 0.0,
-    **reading: Unpack[ReadingArguments],
-) -> int: ...
-
-
-def predict(
-    model: TaskModel[PredictionT] | AnyModel | str | Path,
-    data: Data,
-    *,
-    output: str | Path | IO[bytes] | None = None,
-    task: str | type[Task[PredictionT]] | None = None,
-    settings: Mapping[str, Any] | None = None,
-    revision: str | None = None,
-    adapter: str | Path | None = None,
-    dtype: DType = "float32",
-    keep_columns: PassthroughColumns = "all",
-    on_error: Literal["fail", "skip"] = "fail",
-    rejects: str | Path | None = None,
-    csv_raw: bool = False,
-    output_format: str | None = None,
-    logits: bool = False,
-    explain: bool = False,
-    abstain_below: float = 0.0,
-    **reading: Unpack[ReadingArguments],
-) -> Predictions[PredictionT] | int:
-    """Returns one prediction for each row, in row order, or writes them to a file.
-
-    The file is .jsonl, .csv, .tsv or .parquet, for data of any size. Or it has a format of the task, which holds all
-    predictions in memory: .conll, or .json for span extraction (SQuAD's form). It appears complete or not at all. The
-    same call resumes an interrupted prediction. Several processes divide the rows.
+    All predictions are held in memory. ``predict_file`` writes the predictions of data of any size.
 
     Args:
         model, task, settings, revision, adapter, dtype: See ``evaluate``.
-        data: A file, or rows as ``TaskModel.predict`` takes them. With an output also "-" for standard input with JSON
-            lines or one text a line, unless ``format`` names another format.
-        output: A file, "-" for standard output, or an open binary file. Default: the predictions are returned.
-        keep_columns: Columns of the input to write before the prediction: "all" (default), "none", or names.
-        on_error: "fail" (default), or "skip" to skip rows of a file that cannot be used.
-        rejects: File of the skipped rows and reasons. Default: the output's name followed by .rejects.jsonl.
-        csv_raw: True to write texts that a spreadsheet takes for a formula without the ``'`` in front.
-        output_format: jsonl, csv, tsv or parquet. Default: by the output's extension.
+        data: A file, or rows as ``TaskModel.predict`` takes them.
         logits, explain: True to compute logits and explanations of the predictions (``TaskModel.predict``).
         abstain_below: Lowest score with which one label or choice is kept. Below it the label is None. 0 keeps all.
         reading: Fields of `ReadOptions`. Default: columns with the names of the training data.
@@ -155,51 +86,29 @@ def predict(
     Returns:
         The predictions, one for each row, because rows in memory are never skipped. ``to_frame`` of them has the index
         of a DataFrame or Series. A model of several tasks returns a dict for each row, as ``MultiTaskModel.predict``
-        does. With ``output`` their number.
+        does.
 
     Raises:
         DataError: Rows cannot be used. The message names all of them.
-        UsageError: The extension of the output is unknown, or another process is writing it.
+        UsageError: An option is unknown, or the model cannot compute what it asks for.
         CheckpointError: The model cannot be loaded.
 
     Example:
-        >>> predict("runs/first", "test.csv", output="answers.jsonl")
-        5
+        >>> predict("runs/first", "test.csv")[0].label
+        'complaint'
     """
-    writing = WriteOptions(
-        keep_columns=keep_columns if isinstance(keep_columns, str) else tuple(keep_columns),
-        on_error=on_error,
-        rejects=None if rejects is None else Path(rejects),
-        csv_raw=csv_raw,
-        format=output_format,
-        logits=logits,
-        explain=explain,
-        abstain_below=abstain_below,
+    options = ReadOptions.from_arguments(predict, reading)
+    model = load_trained(
+        model, data=data, reading=options, task=task, settings=settings, revision=revision, adapter=adapter
     )
-    if output is None and (keep_columns, on_error, rejects, csv_raw, output_format) != (
-        "all",
-        "fail",
-        None,
-        False,
-        None,
-    ):
-        raise UsageError("keep_columns, on_error, rejects, csv_raw and output_format are for an output. Set output")
-    options: dict[str, Any] = {"task": task, "settings": settings, "revision": revision, "adapter": adapter}
-    how = ReadOptions.from_arguments(predict, reading)
-    if output is not None:
-        return predict_file(model, data, output, dtype=dtype, writing=writing, reading=how, **options).rows
-    model = load_trained(model, data=data, reading=how, **options)
     model.to(default_device())
-    if explain:
-        check_explainable(model, model.one_task().task, dtype)
-    forward_fn = logits_of(model, dtype)
-    how = reading_for_prediction(model, data, how)
-    table = load_table(data, model.row_columns, names=model.columns, reading=how, labels="unread")
-    predictions = model.predict_rows(table, forward_fn=forward_fn, logits=logits, explain=explain)
-    if abstain_below:
-        check_abstention(model.one_task().task.output, abstain_below)
-        predictions = (without_label(each, abstain_below) for each in predictions)
-    return cast("Predictions[PredictionT]", Predictions(predictions, index=index_of(data)))
+    predictor = Predictor(model, dtype=dtype, logits=logits, explain=explain, abstain_below=abstain_below)
+    options = reading_for_prediction(model, data, options)
+    table = load_table(data, model.row_columns, names=model.columns, reading=options, labels="unread")
+    predictions: list[Any] = []
+    for rows in predictor.batches(table):
+        predictions += map(prediction_of_row, predictor.predict_batch(rows).predictions)
+    return Predictions(predictions, index=index_of(data))
 
 
 def predict_file(
@@ -212,17 +121,50 @@ def predict_file(
     revision: str | None = None,
     adapter: str | Path | None = None,
     dtype: DType = "float32",
-    writing: WriteOptions | None = None,
+    logits: bool = False,
+    explain: bool = False,
+    abstain_below: float = 0.0,
     reading: ReadOptions | None = None,
-    progress: Progress = lambda completed, total: None,
-) -> Predicted:
-    """Predicts into an output, as ``predict`` does, and returns the result.
+    writing: WriteOptions | None = None,
+    progress: Progress | None = None,
+) -> Written:
+    """Writes one prediction for each row of data of any size, in row order.
+
+    The output is .jsonl, .csv, .tsv or .parquet. Or it has a format of the task, which holds all predictions in memory:
+    .conll, or .json for span extraction (SQuAD's form). It appears complete or not at all. The same call resumes an
+    interrupted prediction. Several processes divide the rows.
 
     Args:
+        model, task, settings, revision, adapter, dtype: See ``evaluate``.
+        data: A file, rows as ``TaskModel.predict`` takes them, or "-" for standard input with JSON lines or one text a
+            line, unless the format of ``reading`` is another.
+        output: A file, "-" for standard output, or an open binary file.
+        logits, explain, abstain_below: See ``predict``.
+        reading: How the data are read. Default: columns with the names of the training data.
+        writing: Which columns and rows are written, and in which form. Default: all columns of the input and the
+            prediction, and no row may be unusable.
         progress: Called on the first process with the number of completed rows and of all rows, which is None for a
             stream.
+
+    Returns:
+        The number of rows, and messages about them.
+
+    Raises:
+        DataError: Rows cannot be used. The message names all of them.
+        UsageError: The extension of the output is unknown, another process is writing it, or an option does not fit.
+        CheckpointError: The model cannot be loaded.
+
+    Example:
+        >>> predict_file("runs/first", "test.csv", "answers.jsonl").rows
+        5
     """
-    reading, writing = ReadOptions() if reading is None else reading, WriteOptions() if writing is None else writing
+    if reading is None:
+        reading = ReadOptions()
+    if writing is None:
+        writing = WriteOptions()
+    for name, options, expected in (("reading", reading, ReadOptions), ("writing", writing, WriteOptions)):
+        if not isinstance(options, expected):
+            raise UsageError(f"{name} is {options!r}, expected {expected.__name__}(...)")
     task_class = type(model.task) if isinstance(model, TaskModel) else task
     destination = OutputDestination(output, data, writing, task_class if isinstance(task_class, type) else None)
     can_stream = reading.format is None or data != STANDARD or named_format(reading.format).can_stream
@@ -233,12 +175,12 @@ def predict_file(
         raise UsageError("standard input is closed. Name a file, or send rows through a pipe")
     if is_standard and accelerator.num_processes > 1:
         raise UsageError("several processes cannot share standard input. Write it to a file first")
-    options: dict[str, Any] = {"task": task, "settings": settings, "revision": revision, "adapter": adapter}
-    model = load_trained(model, data=data, reading=reading, **options).to(accelerator.device)
-    destination.check_model(model)
-    if writing.explain:
-        check_explainable(model, model.one_task().task, dtype)
-    run = PredictionRun(model, destination, writing, dtype=dtype, progress=progress)
+    model = load_trained(
+        model, data=data, reading=reading, task=task, settings=settings, revision=revision, adapter=adapter
+    ).to(accelerator.device)
+    destination.check_model(model, logits=logits, explain=explain)
+    predictor = Predictor(model, dtype=dtype, logits=logits, explain=explain, abstain_below=abstain_below)
+    run = PredictionRun(predictor, destination, writing, progress)
     if not is_standard:
         return run.predict_table(data, reading, "rows")
     if destination.stream is not None and can_stream and has_descriptor(sys.stdin.buffer):
@@ -247,57 +189,75 @@ def predict_file(
         return run.predict_table(stored, detected(reading, stored, model), STDIN_NAME)
 
 
-class Chunk(NamedTuple):
-    """Predictions of neighbouring rows as JSON lines, or as pairs for a task's format."""
-
-    counts: Predicted
-    lines: bytes
-    pairs: Sequence[tuple[Row, Mapping[str, Prediction]]]
-
-
 class PredictionRun:
-    """One prediction with an output, on one process or several."""
+    """One prediction that is written, on one process or several."""
 
     def __init__(
         self,
-        model: AnyModel,
+        predictor: Predictor,
         destination: OutputDestination,
         writing: WriteOptions,
-        *,
-        dtype: DType = "float32",
-        progress: Progress = lambda completed, total: None,
+        progress: Progress | None = None,
     ) -> None:
-        self.model, self.destination, self.writing = model, destination, writing
-        self.dtype, self.progress = dtype, progress
-        self.accelerator = make_accelerator()
-        self._forward_fn = logits_of(model, dtype)
-        self._tasks = model.tasks
-        self._reserved = reserved_columns(self._tasks)
-        self._renames: Mapping[str, str] = {}  # the task's columns -> the file's, if they differ
-        self._counts = Predicted(rejects=destination.rejects)
-        if writing.abstain_below:
-            check_abstention(model.one_task().task.output, writing.abstain_below)
+        self._predictor, self._destination, self._writing = predictor, destination, writing
+        self._progress = progress
+        self._model = predictor.model
+        self._accelerator = make_accelerator()
+        self._written = Written(rejects=destination.rejects)
 
-    def predict_table(self, data: Data, reading: ReadOptions, name: str) -> Predicted:
+    def predict_table(self, data: Data, reading: ReadOptions, name: str) -> Written:
         """Predicts the rows of a file or of memory, which are called ``name`` in messages."""
-        model, destination = self.model, self.destination
-        rows_as_given: Sequence[Row] | None = None
+        destination = self._destination
+        records: Sequence[Row] | None = None  # rows in memory, as they were given
         if isinstance(data, str | Path):
-            reading = reading_for_prediction(self.model, data, reading)
-            reading = reading.for_file(data, model.columns, model.input_columns)
-        elif not isinstance(data, RowTable):
-            rows_as_given = in_memory(data, model.row_columns)
+            reading = reading_for_prediction(self._model, data, reading)
+            reading = options_for_file(reading, data, self._model.columns, self._model.input_columns)
+        elif not isinstance(data, Rows):
+            records = in_memory(data, self._model.row_columns)
             if reading.split_column is not None:
-                rows_as_given = rows_of_split(rows_as_given, reading.split_column, reading.split, name)
-            data = rows_as_given
-        self._renames = {} if reading.columns is None else reading.columns
-        passthrough = self.writing.keep_columns
+                records = rows_of_split(records, reading.split_column, reading.split, name)
+            data = records
+        table = self._read_table(data, reading, name)
+        rejected = 0
+        if destination.rejects is not None:
+            rejected = broadcast_from_main(self._accelerator, write_rejects, table, destination.rejects)
+        self._written = replace(self._written, rejected=rejected, notes=table.notes)
+        rows: Iterable[Row]
+        if records is None:
+            rows = (row for row in table if row.get(REJECT) is None)
+        else:
+            rows = ({**row, RECORD: record} for row, record in zip(table, records, strict=True))
+        total = len(table) - rejected
+        sink: Sink
+        if destination.rendered:
+            rows = list(rows)
+            sink = TaskFiles(cast("Path", destination.path), destination.form, self._model)
+            notes = broadcast_from_main(self._accelerator, sink.check, rows)
+            self._written = replace(self._written, notes=(*table.notes, *notes))
+        elif destination.path is None:
+            sink = LineStream(cast("IO[bytes]", destination.stream), self._encoder(reading.columns))
+        else:
+            batch_rows = total if self._predictor.batch_rows is None else self._predictor.batch_rows
+            sink = LineFile(
+                destination.path,
+                self._encoder(reading.columns),
+                metadata=self._metadata(table, reading.columns, batch_rows),
+                batch_rows=max(batch_rows, 1),
+                total=total,
+            )
+        self._fill(sink, rows, total)
+        return self._result()
+
+    def _read_table(self, data: Data, reading: ReadOptions, name: str) -> Rows:
+        """Reads and checks all rows, with the columns that the output keeps."""
+        model, destination = self._model, self._destination
+        passthrough = self._writing.keep_columns
         labels: Literal["optional", "unread"] = "unread"
         if destination.rendered:
             file_format = model.one_task().task.output.files[destination.form]
             passthrough = "all" if file_format.with_other_columns else "none"
             labels = "optional" if file_format.with_labels else "unread"
-        with main_process_first(self.accelerator):
+        with main_process_first(self._accelerator):
             table = load_table(
                 data,
                 model.row_columns,
@@ -307,61 +267,48 @@ class PredictionRun:
                 labels=labels,
                 name=name,
                 passthrough=passthrough,
-                skip_errors=self.writing.on_error == "skip",
+                skip_errors=self._writing.on_error == "skip",
             )
         check_agreement({"the content of the data": table.fingerprint}, found_in_data=("the content",))
-        rejected = 0
-        if destination.rejects is not None:
-            rejected = broadcast_from_main(self.accelerator, write_rejects, table, destination.rejects)
-        self._counts = replace(self._counts, rejected=rejected, notes=table.notes)
-        if rows_as_given is None:
-            rows = (row for row in table if row.get(ROW_ERROR) is None)
-        else:
-            rows = ({**row, PASSTHROUGH: cells} for row, cells in zip(table, rows_as_given, strict=True))
-        total = len(table) - rejected
-        if destination.path is None:
-            self._predict_chunks(rows, total, self._stream_writer())
-        elif destination.rendered:
-            self._render(rows, total, destination.path)
-        else:
-            self._write_file(table, rows, total, destination.path)
-        return self._result()
+        return table
 
-    def predict_stream(self, source: IO[bytes], reading: ReadOptions) -> Predicted:
-        """Predicts rows as they come. A chunk is written before the next one is predicted.
+    def predict_stream(self, source: IO[bytes], reading: ReadOptions) -> Written:
+        """Predicts rows as they come. A batch is written before the next one is predicted.
 
         Raises:
-            RowErrors: At the first row that cannot be used (unless such rows are skipped), after the rows before it
+            RowIssues: At the first row that cannot be used (unless such rows are skipped), after the rows before it
                 were written.
             DataError: There are no rows, or a column is missing.
             ClosedPipeError: The output's reader has closed it.
         """
-        size, pending, write = self._chunk_size, list[Row](), self._stream_writer()
-        rejects = self.destination.rejects
+        size, pending = self._predictor.batch_rows, list[Row]()
+        rejects = self._destination.rejects
+        sink: LineStream
 
         def flush() -> None:
             rows = pending.copy()
             pending.clear()
             if rows:
-                self._take(self._predict_chunk(rows), write, None)
+                self._predict([rows], sink, None)
 
         before_wait = flush if size is not None else lambda: None
         with (
             nullcontext() if rejects is None else rejects.open("w", encoding="utf-8", buffering=1) as file,
-            stream_rows(source, self.model, reading, self.writing.keep_columns, before_wait) as (rows, self._renames),
+            stream_rows(source, self._model, reading, self._writing.keep_columns, before_wait) as (rows, renames),
         ):
+            sink = LineStream(cast("IO[bytes]", self._destination.stream), self._encoder(renames))
             try:
                 for row in rows:
-                    fault = row.get(ROW_ERROR)
+                    fault = row.get(REJECT)
                     if fault is None:
                         pending.append(row)
                     elif file is None:
-                        errors = RowErrors()
-                        errors.add(STDIN_NAME, row[LINE], RowError(json.loads(fault)["reason"]))
+                        errors = RowIssues()
+                        errors.add(STDIN_NAME, RowIssue(what=json.loads(fault)["reason"], line=row[LINE]))
                         raise errors
                     else:
                         file.write(reject_line(fault))
-                        self._counts = replace(self._counts, rejected=self._counts.rejected + 1)
+                        self._written = replace(self._written, rejected=self._written.rejected + 1)
                     if len(pending) == size:
                         flush()
             except (BertTasksError, OSError):
@@ -370,143 +317,88 @@ class PredictionRun:
             flush()
         return self._result()
 
-    def _result(self) -> Predicted:
-        """Returns the counts with the messages on them."""
-        counts = self._counts
-        truncation = Truncation(rows=counts.rows - counts.resumed, cut_rows=counts.truncated)
-        cuts = [note for task in self._tasks.values() for note in task.cut_notes(truncation)]
-        return replace(
-            counts, cuts=tuple(dict.fromkeys(cuts)), warnings=counts.unknown.warnings(vocabulary_name(self.model))
-        )
+    def _encoder(self, renames: Mapping[str, str] | None) -> LineEncoder:
+        """Returns what makes the lines of the output. ``renames`` are the task's columns -> those of the data."""
+        renames = {} if renames is None else renames
+        return LineEncoder(self._model, self._writing, form=self._destination.form, renames=renames)
 
-    @property
-    def _chunk_size(self) -> int | None:
-        """Number of rows of a chunk. None puts all rows into one chunk."""
-        return self.model.chunk_rows(explain=self.writing.explain)
-
-    def _stream_writer(self) -> Callable[[Chunk], None]:
-        """Returns the function that writes a chunk to the stream of the output."""
-        stream = cast("IO[bytes]", self.destination.stream)
-        writer = StreamWriter(stream, form=self.destination.form, raw=self.writing.csv_raw)
-        return lambda chunk: writer.write(chunk.lines)
-
-    def _take(self, chunk: Chunk, write: Callable[[Chunk], None], total: int | None) -> None:
-        """Writes a chunk and counts it."""
-        write(chunk)
-        self._counts = self._counts.plus(chunk.counts)
-        self.progress(self._counts.rows, total)
-
-    def _predict_chunks(
-        self, rows: Iterator[Row], total: int, write: Callable[[Chunk], None], completed: int = 0
-    ) -> None:
-        """Predicts the remaining rows in chunks. The first process writes them in order."""
-        rank, world, size = self.accelerator.process_index, self.accelerator.num_processes, self._chunk_size
-        rows = islice(rows, completed, None)
-        chunks = iter(lambda: list(islice(rows, size)), [])
-
-        def take(results: Sequence[Chunk]) -> None:
-            for chunk in results:
-                self._take(chunk, write, total)
-
-        if self.accelerator.is_main_process:
-            self.progress(completed, total)
-        while group := list(islice(chunks, world)):
-            results = gather_object([self._predict_chunk(chunk) for chunk in group[rank : rank + 1]])
-            broadcast_from_main(self.accelerator, take, results)
-        self._counts = broadcast_from_main(self.accelerator, lambda: self._counts)
-
-    def _write_file(self, table: RowTable, rows: Iterator[Row], total: int, path: Path) -> None:
-        """Keeps the lines of completed chunks next to the output until all are complete."""
-        size = total if self._chunk_size is None else self._chunk_size
+    def _fill(self, sink: Sink, rows: Iterable[Row], total: int) -> None:
+        """Predicts all rows that a sink does not have yet. Only the first process opens and completes the sink."""
         with ExitStack() as stack:
-            partial = PartialOutput(path, self._metadata(table, size), chunk=max(size, 1), total=total)
 
-            def resume() -> int:
-                return stack.enter_context(partial).rows
+            def open_sink() -> int:
+                return stack.enter_context(sink).completed
 
-            completed = broadcast_from_main(self.accelerator, resume)
-            self._counts = replace(self._counts, rows=completed, resumed=completed)
-            self._predict_chunks(rows, total, lambda chunk: partial.append(chunk.lines), completed)
+            completed = broadcast_from_main(self._accelerator, open_sink)
+            self._written = replace(self._written, rows=completed, resumed=completed)
+            if self._accelerator.is_main_process:
+                self._show_progress(total)
+            self._predict(self._predictor.batches(islice(rows, completed, None)), sink, total)
+            broadcast_from_main(self._accelerator, sink.finish)
+        self._written = broadcast_from_main(self._accelerator, lambda: self._written)
 
-            def finish() -> None:
-                vectors: dict[str, int] = {}
-                for task in self._tasks.values():
-                    vectors |= task.output.vector_columns(self.model.config)
-                raw = self.writing.csv_raw
-                finalize_output(partial.path, path, form=self.destination.form, raw=raw, vectors=vectors)
+    def _predict(self, batches: Iterable[Sequence[Row]], sink: Sink, total: int | None) -> None:
+        """Predicts batches. Each process takes every n-th one, and the first process writes all of them in order."""
+        rank, world = self._accelerator.process_index, self._accelerator.num_processes
+        remaining = iter(batches)
+        while group := list(islice(remaining, world)):
+            results = gather_object([self._encoded(rows, sink) for rows in group[rank : rank + 1]])
+            broadcast_from_main(self._accelerator, self._append, results, sink, total)
 
-            broadcast_from_main(self.accelerator, finish)
+    def _encoded(self, rows: Sequence[Row], sink: Sink) -> tuple[Written, Any]:
+        """Returns the counts of a batch, and its predictions as the sink takes them."""
+        batch = self._predictor.predict_batch(rows)
+        counts = Written(rows=len(rows), truncated=batch.truncated, unknown=batch.unknown)
+        return counts, sink.encode(batch)
 
-    def _metadata(self, table: RowTable, size: int) -> dict[str, Any]:
-        """Returns facts that must be equal to resume, without the number of processes."""
-        writing, keep = self.writing, self.writing.keep_columns
+    def _append(self, results: Sequence[tuple[Written, Any]], sink: Sink, total: int | None) -> None:
+        for counts, encoded in results:
+            sink.append(encoded)
+            written = self._written
+            self._written = replace(
+                written,
+                rows=written.rows + counts.rows,
+                truncated=written.truncated + counts.truncated,
+                unknown=UnknownTokens.total([written.unknown, counts.unknown]),
+            )
+            self._show_progress(total)
+
+    def _show_progress(self, total: int | None) -> None:
+        if self._progress is not None:
+            self._progress(self._written.rows, total)
+
+    def _result(self) -> Written:
+        """Returns the counts with the messages on them."""
+        written = self._written
+        truncation = Truncation(rows=written.rows - written.resumed, cut_rows=written.truncated)
+        warnings = [note for task in self._model.tasks.values() for note in task.cut_notes(truncation)]
+        warnings += written.unknown.warnings(vocabulary_name(self._model))
+        return replace(written, warnings=tuple(dict.fromkeys(warnings)))
+
+    def _metadata(self, table: Rows, renames: Mapping[str, str] | None, batch_rows: int) -> dict[str, Any]:
+        """Returns what must be equal to resume, which the number of processes need not be."""
+        predictor, keep = self._predictor, self._writing.keep_columns
         settings = {
-            "columns": dict(self._renames),
-            "part_rows": size,
+            "columns": {} if renames is None else dict(renames),
+            "part_rows": batch_rows,
             "keep_columns": keep if isinstance(keep, str) else list(keep),
-            "on_error": writing.on_error,
-            "logits": writing.logits,
-            "explain": writing.explain,
-            "lowest_score": self.writing.abstain_below,
-            "dtype": self.dtype,
-            "device": self.model.device.type,
+            "on_error": self._writing.on_error,
+            "logits": predictor.logits,
+            "explain": predictor.explain,
+            "lowest_score": predictor.abstain_below,
+            "dtype": predictor.dtype,
+            "device": self._model.device.type,
         }
         versions = {name: installed_version(name) for name in _VERSIONED} | {"python": python_version()}
-        model = model_fingerprint(self.model)
+        model = model_fingerprint(self._model)
         return {"input": table.fingerprint, "model": model, "settings": settings, "versions": versions}
 
-    def _render(self, rows: Iterator[Row], total: int, path: Path) -> None:
-        """Writes the files of a task's format, the requested file last."""
-        output, form = self.model.one_task().task.output, self.destination.form
-        file_format, all_rows, chunks = output.files[form], list(rows), list[Chunk]()
-        notes = broadcast_from_main(self.accelerator, file_format.check, output, form, all_rows)
-        self._predict_chunks(iter(all_rows), total, chunks.append)
 
-        def write() -> None:
-            pairs = [pair for chunk in chunks for pair in chunk.pairs]
-            predictions = [by_head[""] for _, by_head in pairs]
-            files = file_format.render(output, form, predictions, [row for row, _ in pairs])
-            for name in sorted(files, reverse=True):
-                with whole_file(sibling_output(path, name) if name else path) as file:
-                    file.write(files[name])
-
-        broadcast_from_main(self.accelerator, write)
-        self._counts = replace(self._counts, notes=(*self._counts.notes, *notes))
-
-    def _predict_chunk(self, rows: Sequence[Row]) -> Chunk:
-        inputs = stored_names(self.model.input_columns)
-        canonical = [{name: row[name] for name in inputs if row.get(name) is not None} for row in rows]
-        by_head, features = self.model.predict_by_head(
-            canonical, forward_fn=self._forward_fn, logits=self.writing.logits, explain=self.writing.explain
-        )
-        if self.writing.abstain_below:
-            by_head = {"": [without_label(each, self.writing.abstain_below) for each in by_head[""]]}
-        token_ids = np.fromiter(chain.from_iterable(feature["input_ids"] for feature in features), np.int64)
-        counts = Predicted(
-            rows=len(rows),
-            truncated=len({feature["row"] for feature in features if feature.get("lost_tokens", 0) > 0}),
-            unknown=UnknownTokens.of([token_ids], self.model.require_tokenizer()),
-        )
-        pairs = [(row, predictions_of_row(by_head, number)) for number, row in enumerate(rows)]
-        if self.destination.rendered:
-            return Chunk(counts, b"", pairs)
-        return Chunk(counts, "".join(self._line(*pair) for pair in pairs).encode(), ())
-
-    def _line(self, row: Row, predictions: Mapping[str, Prediction]) -> str:
-        """Returns a row as JSON, the kept columns before the predictions of the heads."""
-        keep, kept = self.writing.keep_columns, row.get(PASSTHROUGH, row)
-        if keep == "none":
-            kept = {}
-        elif isinstance(kept, str):
-            kept = json.loads(kept)
-        else:  # rows in memory
-            kept = {k: plain(v) for k, v in kept.items() if keep == "all" or k in keep}
-        encode_vector = vector_text if self.destination.form in ("parquet", "npy") else float_list
-        content = written_columns(self._tasks, predictions, encode_vector)
-        taken = self._reserved.union(content)
-        repeated = {name for name in stored_names(self.model.input_columns) if self._renames.get(name, name) == name}
-        output: dict[str, Any] = {LINE: row[LINE]} if self.writing.on_error == "skip" else {}
-        for name, value in kept.items():
-            if name not in content or name not in repeated:
-                output[f"{INPUT}{name}" if name in output else passthrough_name(name, taken)] = value
-        return json_line(output | content)
+def model_fingerprint(model: AnyModel) -> str:
+    """Returns a sha256 over weights or graph, task, configuration and tokenizer."""
+    weights = [tensors_digest(model.state_dict()), getattr(model, "graph_sha256", None)]
+    about = []
+    for name, task in model.tasks.items():
+        task_class = f"{type(task).__module__}:{type(task).__qualname__}"
+        about.append([name, task_class, task.output.labels, task.settings(), task.fitted_values()])
+    return sha256_json(weights, about, model.hf_config, tokenizer_content(model.require_tokenizer()))

@@ -4,7 +4,7 @@ import io
 import os
 import select
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +13,13 @@ from typing import IO, Any
 
 from bert_tasks.data import limits
 from bert_tasks.data.arrow import cache_folder
+from bert_tasks.data.batch import Cells
 from bert_tasks.data.columns import PassthroughColumns, Row, source_columns, text_columns
 from bert_tasks.data.formats import StreamFormat, TableFormat, named_format
-from bert_tasks.data.readers import ReadOptions, peeked
-from bert_tasks.data.records import RowLines, open_text
-from bert_tasks.data.split_column import records_of_split
-from bert_tasks.data.validator import row_validator
+from bert_tasks.data.options import ReadOptions
+from bert_tasks.data.parsers import RowLines, open_text
+from bert_tasks.data.reading import conversion_of, peeked
+from bert_tasks.data.split_column import of_split
 from bert_tasks.errors import DataError
 from bert_tasks.model.inputs import input_names
 from bert_tasks.model.multitask import AnyModel
@@ -33,11 +34,11 @@ def detected(reading: ReadOptions, path: Path, model: AnyModel) -> ReadOptions:
         return reading
     with open_text(path, encoding=reading.encoding, newline="\n") as file:
         lines = RowLines(file, path, limits.LARGEST_WHOLE)  # it may be an array in a single line
-        layout = _stream_format(model).detect(next(lines, ""))
-    if isinstance(layout, TableFormat):
-        columns = {name: str(number) for number, name in enumerate(layout.headless)}
+        format = _stream_format(model).detect(next(lines, ""))
+    if isinstance(format, TableFormat):
+        columns = {name: str(number) for number, name in enumerate(format.headless)}
         return replace(reading, format="tsv/plain", header=False, columns=columns)
-    return replace(reading, format=layout.name)
+    return replace(reading, format=format.name)
 
 
 def _stream_format(model: AnyModel) -> StreamFormat:
@@ -106,7 +107,7 @@ def stream_rows(
     keep_columns: PassthroughColumns,
     before_wait: Callable[[], None],
 ) -> Iterator[tuple[Iterator[Row], Mapping[str, str]]]:
-    """Opens validated rows that come one by one. Errors are in ``ROW_ERROR``.
+    """Opens checked rows that come one by one. Rows that cannot be used have the reason in ``REJECT``.
 
     Returns:
         The rows, which carry ``keep_columns`` along, and the task's columns -> the source's, if they differ.
@@ -115,13 +116,21 @@ def stream_rows(
     path.content = StandardInput(source, before_wait)
     columns = model.input_columns
     # A detected format has the columns that it names, without a format's own names or labels.
-    layout = _stream_format(model) if reading.format is None else named_format(reading.format)
-    layout.check_header(path, reading)
+    format = _stream_format(model) if reading.format is None else named_format(reading.format)
+    format.check_header(path, reading)
     # Not ``open``: rows are predicted while a stream waits, and their errors are not the file's.
-    with layout.parse(path, reading) as records:
+    with format.open_text(path, reading, most=1) as batches:
         if reading.split_column is not None:
-            records = records_of_split(records, reading.split_column, reading.split, STDIN_NAME)
-        records, present = peeked(records)
+            batches = of_split(batches, reading.split_column, reading.split, STDIN_NAME)
+        batches, present = peeked(batches)
         names = input_names(reading, model.columns, columns, present)
-        validator = row_validator(columns, names, layout=layout, passthrough=keep_columns, skip_errors=True)
-        yield validator.rows(records, STDIN_NAME), names
+        options = replace(reading, columns=names)
+        conversion = conversion_of(columns, options, format=format, passthrough=keep_columns, skip_errors=True)
+        yield _rows(conversion.checked(batches, STDIN_NAME)), names
+
+
+def _rows(batches: Iterable[Cells]) -> Iterator[Row]:
+    """Yields the rows of batches by column."""
+    for cells in batches:
+        for values in zip(*cells.values(), strict=True):
+            yield dict(zip(cells, values, strict=True))

@@ -1,5 +1,7 @@
 """``bert-tasks init`` samples a data file and writes a recipe for it."""
 
-from bert_tasks.init.recipe import RecipeDraft, guess_task, init_recipe, run_name
+from bert_tasks.init.draft import RecipeDraft
+from bert_tasks.init.recipe import init_recipe
+from bert_tasks.init.text import run_name
 
-__all__ = ["RecipeDraft", "guess_task", "init_recipe", "run_name"]
+__all__ = ["RecipeDraft", "init_recipe", "run_name"]

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from charset_normalizer import from_bytes
 
-from bert_tasks.data.problems import shortened
-from bert_tasks.data.records import GZIP, MARKS, check_is_text
+from bert_tasks.data.issues import shortened
+from bert_tasks.data.parsers import GZIP, MARKS, check_is_text
 from bert_tasks.errors import DataError
 
 _LOOKED_AT = 2**20  # bytes

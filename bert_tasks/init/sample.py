@@ -9,16 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from bert_tasks.data import limits
-from bert_tasks.data.cells import ENCODING_EXAMPLE
+from bert_tasks.data.batch import Record
+from bert_tasks.data.cells import ENCODING_EXAMPLE, is_encodable
 from bert_tasks.data.formats import FORMATS, Format, file_format
 from bert_tasks.data.formats.excel import ExcelFormat
-from bert_tasks.data.problems import shortened
-from bert_tasks.data.readers import ReadOptions, column_names, existing_file, matching_files
-from bert_tasks.data.records import TEXT, Record, RowLines, is_encodable, open_text
-from bert_tasks.errors import DataError
+from bert_tasks.data.issues import first_few, shortened
+from bert_tasks.data.options import ReadOptions
+from bert_tasks.data.parsers import TEXT, RowLines, open_text
+from bert_tasks.data.reading import column_names, existing_file, matching_files
+from bert_tasks.errors import DataError, argument
+from bert_tasks.init.columns import LABEL_NAMES
 from bert_tasks.init.encodings import shown_encoding
-from bert_tasks.init.remedies import doubtful_table, object_remedy, pandas_call, remedy, words_remedy
-from bert_tasks.tasks.detection.base import LABEL_NAMES
 
 _MOST_ROWS = 20_000
 _LONGEST_HEADER = 5  # words
@@ -26,6 +27,7 @@ _MOST_ROWS_PER_CLASS = 100  # a name in fewer of them is no class
 _UNKNOWN_BYTE = re.compile("[\udc80-\udcff]")  # as surrogateescape decodes it
 _DELIMITERS = (";", "\t", "|", ",")
 _FIRST_LINES = 200  # of a file
+_FEWEST_LINES = 10  # that say which delimiter a file has
 _START = 2**14  # characters of a file
 _NO_HEADER = 'the first line is a row like the others, so there is no header and the columns are named "0", "1", ...'
 
@@ -43,7 +45,7 @@ class FileSample:
     """
 
     path: Path
-    layout: Format
+    format: Format
     columns: tuple[str, ...]
     rows: Sequence[Mapping[str, Any]]
     count: int
@@ -55,12 +57,7 @@ class FileSample:
     @property
     def reading(self) -> ReadOptions:
         """The options with which the readers return the same rows."""
-        return ReadOptions(**{"format": self.layout.name, **self.options})
-
-    @property
-    def remedy(self) -> str | None:
-        """What the rows are and how to fix them, if no task fits them and their kind is known."""
-        return remedy(self.rows, self.path, pandas_call(self.path, self.layout, self.options))
+        return ReadOptions(**{"format": self.format.name, **self.options})
 
     @property
     def cost(self) -> tuple[bool, int]:
@@ -105,13 +102,13 @@ def read_sample(path: Path, reading: ReadOptions) -> FileSample:
         sample = _detect_documents(sample)
     if sample.count == 0 and not sample.faults:
         header = ". Choose a file that is not empty"
-        if sample.layout.delimiter is not None:
+        if sample.format.delimiter is not None:
             header = f", only a header with {', '.join(map(repr, sample.columns))}. Write rows below it"
         raise DataError(f"{path}: it has no rows{header}")
     if len(sample.faults) >= sample.count:
         advice = _advice(sample.faults[0], path)
-        raise DataError(f"{path}: cannot be read as {sample.layout.name} ({sample.faults[0]}). {advice}")
-    shape = _wrong_shape(sample, layout, files[0])
+        raise DataError(f"{path}: cannot be read as {sample.format.name} ({sample.faults[0]}). {advice}")
+    shape = _wrong_shape(sample, files[0])
     if shape is not None:
         raise DataError(f"{path}: {shape}")
     for row in sample.rows:
@@ -124,21 +121,29 @@ def read_sample(path: Path, reading: ReadOptions) -> FileSample:
     return replace(sample, notes=(*notes, *sample.notes), has_stated_format=reading.format is not None)
 
 
-def _wrong_shape(sample: FileSample, usual: Format, file: Path) -> str | None:
-    """Returns why the rows of a file cannot be rows of any task, and how to fix them, or None."""
-    if "json" in sample.layout.name:
-        return object_remedy(sample.rows, sample.path)
-    if not usual.quoted:
+def _wrong_shape(sample: FileSample, file: Path) -> str | None:
+    """Returns why the rows of a file are not what their author means, and what to do, or None."""
+    first = sample.rows[0] if sample.rows else {}
+    if "json" in sample.format.name and sample.count == 1 and not any(isinstance(v, str) for v in first.values()):
+        names = first_few([repr(name) for name in first], 5)
+        return f"one JSON object with {names}, and no rows. Write the list of the rows into a file of its own"
+    if not sample.format.quoted:
         return None
-    names = [name for name in sample.columns if name.strip()]
-    is_doubtful = len(names) < 2 or names[0].startswith("# ")
-    if is_doubtful or sample.options.get("header") is False:
-        with open_text(file, encoding=sample.options.get("encoding"), newline="\n") as opened:
-            start = opened.read(_START)
-        reason = doubtful_table(start, file.name, ";" if usual.delimiter is None else usual.delimiter)
-        if reason is not None and (is_doubtful or "CoNLL" in reason):
-            return reason
-    return words_remedy(sample.rows, pandas_call(sample.path, sample.layout, sample.options))
+    if sample.columns[:1] and sample.columns[0].startswith("# "):
+        return "its first line is a comment. Remove the lines above the names of the columns"
+    for number, name in enumerate(sample.columns[1:], start=2):
+        if not name.strip() and any(row.get(name) not in (None, "") for row in sample.rows):
+            return f"column {number} has no name in the first line. Name it, or remove the lines above the names"
+    for mark in _DELIMITERS:
+        counts = {str(row.get(sample.columns[0])).count(mark) for row in sample.rows}
+        if len(sample.columns) == 1 and len(counts) == 1 and 0 not in counts and sample.count >= _FEWEST_LINES:
+            return f"its first line names one column, but each line below has a {mark!r}. Name all columns in that line"
+    with open_text(file, encoding=sample.options.get("encoding"), newline="\n") as opened:
+        start = opened.read(_START)
+    for format in (FORMATS["fasttext"], FORMATS["conll"]):
+        if format.matches(start, None) and (format.name == "fasttext" or "\n\n" in start):
+            return f"lines of {format.name}. Add {argument('format', format.name)}, or name the file .txt"
+    return None
 
 
 def _advice(fault: str, path: Path) -> str:
@@ -207,6 +212,8 @@ def _detect_delimiter(path: Path, layout: Format, options: Options) -> FileSampl
         except DataError as error:  # the header has a name twice, or a quote is never closed
             problem = error if problem is None else problem
             continue
+        if notes and sample.cost[0]:
+            continue  # another delimiter than the usual one must give several columns
         if best is None or sample.cost < best.cost:
             best = sample
         if best.cost == (False, 0):
@@ -237,11 +244,10 @@ def _read(path: Path, layout: Format, options: Options) -> FileSample:
     count = 0
     notes = dict[str, None]()
     for record in _records(path, layout, options, notes):
-        if record.skip is not None:
-            continue
-        if record.fault is not None:
-            place = "" if record.file is None else f"{record.file}, "
-            faults.append(f"{place}line {record.line}: {record.fault}")
+        if record.issue is not None:
+            if record.issue.severity != "skip":
+                place = "" if record.file is None else f"{record.file}, "
+                faults.append(f"{place}line {record.line}: {record.issue.text}")
             continue
         index = len(kept) if count < _MOST_ROWS else chance.randint(0, count)
         if index < _MOST_ROWS:
@@ -253,7 +259,7 @@ def _read(path: Path, layout: Format, options: Options) -> FileSample:
         columns = column_names(matching_files(path)[0], ReadOptions(**{**options, "format": layout.name}))
     return FileSample(
         path=path,
-        layout=layout,
+        format=layout,
         columns=tuple(columns),
         rows=rows,
         count=count,
@@ -266,6 +272,7 @@ def _read(path: Path, layout: Format, options: Options) -> FileSample:
 def _records(path: Path, layout: Format, options: Options, notes: dict[str, None]) -> Iterator[Record]:
     """Yields the rows of all files of a pattern, and adds the notes on their places."""
     for file in matching_files(path):
-        with layout.open(file, ReadOptions(**{**options, "format": layout.name})) as records:
-            notes |= dict.fromkeys(records.notes)
-            yield from records.rows
+        with layout.open(file, ReadOptions(**{**options, "format": layout.name})) as batches:
+            notes |= dict.fromkeys(batches.notes)
+            for batch in batches.batches:
+                yield from map(batch.record, range(len(batch)))

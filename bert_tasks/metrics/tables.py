@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from bert_tasks.errors import DataError
+from bert_tasks.tables import Table
 
 LOSS = "loss"  # of the evaluated rows. A lower loss is better in every task
 SEPARATOR = "/"  # between a set's name, which holds none, and the metric
@@ -108,9 +109,8 @@ class MetricTable:
         """Returns the table of the classes, if any. ``count`` names its last column."""
         if not self.rows:
             return []
-        cells: list[tuple[str, ...]] = [(self.word, *self.columns, count), *map(_cells, self.rows)]
-        first, *others = (max(map(len, column)) for column in zip(*cells, strict=True))
-        return ["  ".join([head.ljust(first), *map(str.rjust, rest, others)]) for head, *rest in cells]
+        rows = list(map(_cells, self.rows))
+        return Table(columns=(self.word, *self.columns, count), rows=rows, has_numbers=True).lines()
 
 
 def _cells(row: ClassRow) -> tuple[str, ...]:

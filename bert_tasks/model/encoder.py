@@ -13,17 +13,17 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from bert_tasks.checkpoints.adapters import model_weights
-from bert_tasks.checkpoints.hub import resolve
 from bert_tasks.checkpoints.load import match_weights
 from bert_tasks.checkpoints.save import file_tensors, hf_tensors, save_folder
 from bert_tasks.checkpoints.sentence_transformers import SentenceSettings, read_sentence_settings
 from bert_tasks.checkpoints.stored_tokenizers import open_tokenizer
-from bert_tasks.data.readers import is_frame
+from bert_tasks.data.reading import is_frame
 from bert_tasks.data.trained_reading import TrainedReading
 from bert_tasks.encoder.layers import initialize
 from bert_tasks.errors import CheckpointError, DataError, UsageError
 from bert_tasks.families import CONFIG_KEY, encoder_config, family_of, parameter_map, pooler_is_there
-from bert_tasks.model.pretrained import CheckpointFolder, log_unfinished
+from bert_tasks.model.loading import open_checkpoint
+from bert_tasks.model.prediction import predict_rows
 from bert_tasks.model.pretrained_module import PretrainedModule, padded_inputs
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks.embedding import Embedding, EmbeddingPooling, EmbeddingPrediction
@@ -63,10 +63,8 @@ class Encoder(PretrainedModule):
         Raises:
             CheckpointError: Files are missing or damaged, the family is not supported, or a key does not fit.
         """
-        folder = resolve(name, revision=revision)
-        log_unfinished(folder)
-        described = CheckpointFolder.open(folder)
-        hf_config = described.hf_config
+        described = open_checkpoint(name, revision=revision)
+        folder, hf_config = described.path, described.hf_config
         family, config = family_of(hf_config), encoder_config(hf_config)
         names = parameter_map(family, config, head="base", pooler=True)
         with torch.device("meta"):
@@ -150,7 +148,7 @@ class Encoder(PretrainedModule):
             pooling=pooling, normalize=normalize, layer=layer, max_length=max_length, prompt=prompt
         )
         rows = ({"text": text} for text in ([texts] if isinstance(texts, str) else texts))
-        vectors = [prediction.embedding for prediction in model.predict_rows(rows)]
+        vectors = [prediction.embedding for prediction in predict_rows(model, rows)]
         array = np.stack(vectors) if vectors else np.empty((0, self.config.hidden_size), np.float32)
         return array[0] if isinstance(texts, str) else array
 

@@ -1,50 +1,41 @@
 """``EncoderWithHeads``, the common base of the models of one task and of several.
 
-It owns the forward pass over a packed batch, or over padded tensors as transformers' models take them, the pass over
-windows of any lengths, and the files of the weights. The subclasses know the tasks.
+It owns the forward pass over a packed batch, or over padded tensors as transformers' models take them, and what follows
+from the parameters. The subclasses know the tasks. ``windows`` runs rows, and ``loading`` reads folders.
 
 Shape legend: N tokens, B sequences, T padded length, H hidden, L labels, R tokens that the head reads.
 """
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 from torch import Tensor
 
-from bert_tasks.checkpoints.adapters import model_weights
 from bert_tasks.checkpoints.hub import Origin
-from bert_tasks.checkpoints.load import CheckpointMatch, checked_tensors, match_weights
-from bert_tasks.checkpoints.save import file_tensors, hf_tensors, read_head_tensors, save_folder
-from bert_tasks.checkpoints.stored_tokenizers import open_tokenizer
-from bert_tasks.data.columns import Columns, Row, as_rows, input_rows
-from bert_tasks.data.problems import first_few
-from bert_tasks.data.readers import Frame, is_frame, rows_in_memory
+from bert_tasks.checkpoints.save import file_tensors, hf_tensors, save_folder
+from bert_tasks.data.checks import labelled_splits
+from bert_tasks.data.columns import Columns, Row, without_labels
+from bert_tasks.data.issues import first_few
+from bert_tasks.data.reading import Frame
 from bert_tasks.data.splits import Splits
-from bert_tasks.data.table import filled_batches, filling_order
 from bert_tasks.data.trained_reading import TrainedReading
-from bert_tasks.data.validator import valid_rows
-from bert_tasks.encoder.config import HeadKind
-from bert_tasks.encoder.cpu import map_batches
+from bert_tasks.encoder.config import EncoderConfig, HeadKind
 from bert_tasks.encoder.heads import Head
 from bert_tasks.encoder.layers import initialize
 from bert_tasks.encoder.lora import AdapterWeights
 from bert_tasks.encoder.packing import PackedBatch
-from bert_tasks.errors import CheckpointError, UsageError
-from bert_tasks.families import converted_config, copies_of_tied, family_of, parameter_map
-from bert_tasks.model.label_order import with_label_order
-from bert_tasks.model.pretrained import CheckpointFolder
+from bert_tasks.errors import UsageError
+from bert_tasks.families import converted_config, family_of, parameter_map
+from bert_tasks.model.pretrained import saved_config
 from bert_tasks.model.pretrained_module import PaddedInputs, PretrainedModule, padded_inputs
-from bert_tasks.model.shared_heads import features_of_head
-from bert_tasks.outputs.base import LossTerm
-from bert_tasks.outputs.features import Feature
-from bert_tasks.outputs.prediction import Prediction
-from bert_tasks.tasks.base import FeatureKeys, Task
+from bert_tasks.model.shared_heads import SharedHeads
+from bert_tasks.tasks.base import Task
+from bert_tasks.tasks.several import HeadTask
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -53,35 +44,6 @@ if TYPE_CHECKING:
 Inputs = Row | str | tuple[str, ...] | Iterable[Row | str | tuple[str, ...]] | Frame
 ForwardFn = Callable[[PackedBatch], Any]  # a batch's logits: [B, L], or [R, L] of a head with logits per token
 
-CHUNK_ROWS = 1024
-EXPLAINED_ROWS = 32  # in a chunk, because an explanation takes as long as 100 predictions
-BATCH_TOKENS = 32768
-CPU_BATCH_TOKENS = 1024  # the activations of two such batches stay in a processor's cache
-_BATCH_LOGITS = 2**25
-
-
-def _head_tensors(folder: CheckpointFolder) -> dict[str, Tensor] | None:
-    """Returns the tensors of task_head.safetensors under names of the loaded head."""
-    tensors = read_head_tensors(folder.path)
-    if tensors is None or folder.head_name is None:
-        return tensors
-    start = f"head.heads.{folder.head_name}."
-    return {key.replace(start, "head.", 1): value for key, value in tensors.items() if key.startswith(start)}
-
-
-def predictions_of_row(by_head: Mapping[str, Sequence[Prediction | None]], number: int) -> dict[str, Prediction]:
-    """Returns the predictions of the heads that have an input in a row."""
-    of_row = {name: predictions[number] for name, predictions in by_head.items()}
-    return {name: prediction for name, prediction in of_row.items() if prediction is not None}
-
-
-def predictions_of_rows(by_head: Mapping[str, Sequence[Prediction | None]]) -> list[Any]:
-    """Returns the predictions of rows as ``predict_rows`` yields them, of several tasks as mappings by their names."""
-    if "" in by_head:
-        return list(by_head[""])
-    count = len(next(iter(by_head.values())))
-    return [predictions_of_row(by_head, number) for number in range(count)]
-
 
 class EncoderWithHeads(PretrainedModule, ABC):
     """An encoder with the head of one task, or the heads of several.
@@ -89,6 +51,10 @@ class EncoderWithHeads(PretrainedModule, ABC):
     Attributes:
         head: The head, or the module of all heads.
         head_kind: The head of transformers with the parameters of the head. None if there is none.
+        weights: Name of each head -> the weight of its loss.
+        drawn: Parameters and buffers that no file contained, with their initial values.
+        has_assumed_labels: True if nobody has named the labels of the only task, so that ``fit`` takes the labels of
+            the training rows.
         origin: The name that the model was loaded by, and the hub's commit, or None.
         columns: The columns of the only task -> their names in the training data, if they differ.
         reading: How the file of the training rows was read. It is saved with the model, and applies to files with the
@@ -98,6 +64,8 @@ class EncoderWithHeads(PretrainedModule, ABC):
 
     head: Head
     head_kind: HeadKind | None
+    weights: Mapping[str, float]
+    has_assumed_labels = False
 
     def __init__(self, hf_config: Mapping[str, Any], *, tokenizer: "PreTrainedTokenizerBase | None" = None) -> None:
         super().__init__(hf_config)
@@ -106,33 +74,36 @@ class EncoderWithHeads(PretrainedModule, ABC):
         self.columns: Mapping[str, str] = {}
         self.reading = TrainedReading()
         self.adapters: AdapterWeights | None = None
-        self._encoder_shapes = {f"encoder.{name}": value.shape for name, value in self.encoder.state_dict().items()}
-        # Parameters and buffers that no file contained, with their initial values.
-        self._drawn: dict[str, Tensor] = {}
+        self.encoder_shapes = {f"encoder.{name}": value.shape for name, value in self.encoder.state_dict().items()}
+        self.drawn: dict[str, Tensor] = {}
         initialize(self.encoder, self.config)
 
     # What a subclass knows of its tasks
 
     @property
     @abstractmethod
+    def heads(self) -> Mapping[str, "EncoderWithHeads"]:
+        """The model of each task by its name. A model of one task is its own only head, under the name ""."""
+
+    @property
+    @abstractmethod
     def tasks(self) -> dict[str, Task]:
-        """The task of each head by its name. An only head is called "". Training sets tasks with fitted values."""
+        """The task of each head by its name. Training sets tasks with fitted values."""
 
     @tasks.setter
     def tasks(self, tasks: Mapping[str, Task]) -> None: ...
 
-    @abstractmethod
-    def new_head(self) -> Head:
-        """Returns the head, or the module of all heads, with weights from torch's global generator."""
-
-    @abstractmethod
-    def with_config(self, hf_config: Mapping[str, Any]) -> Self:
-        """Returns a model of the same tasks with random weights."""
-
     @property
     @abstractmethod
-    def task_name(self) -> str:
-        """The name of the task for people and run.json."""
+    def head_tasks(self) -> dict[str, HeadTask]:
+        """The task of each head with its columns and the weight of its loss, as files hold them."""
+
+    def adopt_heads(self) -> None:
+        """Takes over heads that the models in ``heads`` have replaced."""
+
+    @abstractmethod
+    def _with_config(self, hf_config: Mapping[str, Any]) -> Self:
+        """Returns a model of the same tasks with random weights."""
 
     @property
     @abstractmethod
@@ -141,88 +112,13 @@ class EncoderWithHeads(PretrainedModule, ABC):
 
     @property
     @abstractmethod
-    def settings(self) -> dict[str, Any]:
-        """The settings of the tasks, as files hold them."""
-
-    @abstractmethod
-    def saved_config(self) -> dict[str, Any]:
-        """Returns config.json of the saved model."""
-
-    @property
-    @abstractmethod
-    def has_assumed_labels(self) -> bool:
-        """True if nobody has named the labels, so that ``fit`` takes the labels of the training rows."""
-
-    @abstractmethod
-    def require_labels(self) -> None:
-        """Raises UsageError if labels are not known yet."""
-
-    @abstractmethod
-    def read_labels(self, splits: Splits, *, unlabelled: bool) -> None:
-        """Checks that the splits can be trained on, and adopts their labels if needed.
-
-        Raises:
-            DataError: See ``check_splits``.
-        """
-
-    @property
-    @abstractmethod
     def row_columns(self) -> Columns:
         """The columns that are read of a row."""
 
     @property
-    @abstractmethod
     def input_columns(self) -> Columns:
         """``row_columns`` without labels, which a prediction reads."""
-
-    @abstractmethod
-    def features(self, rows: Sequence[Row], tokenizer: "PreTrainedTokenizerBase") -> list[Feature]:
-        """Returns the checked windows of rows. See ``Task.features``."""
-
-    @abstractmethod
-    def prepare(
-        self, features: Sequence[Feature], keys: FeatureKeys, corpus: Sequence[Mapping[str, Any]]
-    ) -> Sequence[Feature]:
-        """Returns the features as a step sees them. See ``Task.prepare``."""
-
-    @abstractmethod
-    def collate(self, features: Sequence[Feature], *, position_offset: int, pad_groups: bool) -> PackedBatch:
-        """Packs features into a batch."""
-
-    def copies(self, feature: Feature, tokenizer: "PreTrainedTokenizerBase") -> Iterable[Feature]:
-        """Returns what the model reads to predict for a feature. See ``Task.copies``."""
-        return (feature,)
-
-    @abstractmethod
-    def counts(self, features: Sequence[Feature]) -> dict[str, float]:
-        """Returns the count of each loss term. See ``Output.counts``."""
-
-    @abstractmethod
-    def loss(self, logits: Any, batch: PackedBatch) -> tuple[LossTerm, ...]:
-        """Returns the loss terms of all heads. See ``Output.loss``."""
-
-    @abstractmethod
-    def reduce(self, batch: PackedBatch, logits: Any, features: Sequence[Feature]) -> tuple[Tensor, ...]:
-        """Returns the result of ``Output.compact`` for each feature, on the CPU."""
-
-    @abstractmethod
-    def predict_by_head(
-        self, rows: Sequence[Row], *, forward_fn: ForwardFn | None = None, logits: bool = False, explain: bool = False
-    ) -> "tuple[dict[str, list[Prediction | None]], Sequence[Feature]]":
-        """Returns a prediction of each head for each of some valid rows, and the features of these rows.
-
-        A prediction is None if the row has no input for the head. See ``TaskModel.predict``.
-
-        Raises:
-            DataError: The prediction of a row would be too long.
-            UsageError: The model has no tokenizer, no logits or no explanations, or an id has no embedding.
-            CheckpointError: The logits are not finite.
-        """
-
-    @property
-    @abstractmethod
-    def can_save_adapter(self) -> bool:
-        """True if peft can open adapters. Needs a folder and a head of transformers."""
+        return without_labels(self.row_columns)
 
     @abstractmethod
     def save_adapter(self, folder: str | Path) -> None:
@@ -236,95 +132,7 @@ class EncoderWithHeads(PretrainedModule, ABC):
                 several tasks.
         """
 
-    # What follows from the heads
-
-    @property
-    def needs_document_context(self) -> bool:
-        """True if the features of a row depend on the rows around it."""
-        return any(task.needs_document for task in self.tasks.values())
-
-    @property
-    def libraries(self) -> tuple[str, ...]:
-        """The libraries on whose versions the features depend."""
-        return tuple(library for task in self.tasks.values() for library in task.libraries)
-
-    def chunk_rows(self, *, explain: bool) -> int | None:
-        """Number of rows to predict together. None if a row's features depend on others."""
-        if self.needs_document_context:
-            return None
-        per_row = max(task.windows_per_row for task in self.tasks.values())
-        return max(1, (EXPLAINED_ROWS if explain else CHUNK_ROWS) // per_row)
-
-    def given_rows(self, inputs: Inputs) -> Iterable[Row]:
-        """Returns the rows of the argument of ``predict`` in their order."""
-        given: Any = rows_in_memory(inputs) if is_frame(inputs) else inputs
-        return as_rows(given, self.input_columns)
-
-    def predict_rows(
-        self,
-        rows: Iterable[Row],
-        *,
-        forward_fn: ForwardFn | None = None,
-        logits: bool = False,
-        explain: bool = False,
-    ) -> Iterator[Any]:
-        """Yields predictions as a stream, of several tasks as mappings by the names of the tasks. See ``predict``.
-
-        Args:
-            rows: Mappings with the columns of the task or of the training data.
-            forward_fn: Computes a batch's logits instead of the model (``model.precision.logits_of``).
-            logits, explain: See ``predict``.
-
-        Raises:
-            DataError: A row lacks a column or a value is of the wrong kind.
-            CheckpointError, UsageError: See ``predict_by_head``.
-        """
-        valid = valid_rows(rows, self.input_columns, names=self.columns)
-        while chunk := list(islice(valid, self.chunk_rows(explain=explain))):
-            by_head, _ = self.predict_by_head(chunk, forward_fn=forward_fn, logits=logits, explain=explain)
-            yield from predictions_of_rows(by_head)
-
-    def decode(
-        self, compact: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row], tasks: Mapping[str, Task]
-    ) -> dict[str, list[Prediction | None]]:
-        """Returns a prediction of each head for each row, or None if the row has no input for the head.
-
-        Args:
-            compact: The result of ``forward_windows``.
-            features: The features of the rows.
-            rows: The rows.
-            tasks: The task of each head that decodes.
-        """
-        tokenizer, by_head = self.require_tokenizer(), {}
-        for name, task in tasks.items():
-            cells = input_rows(rows, name)
-            of_head, windows = features_of_head(name, list(cells), features, compact)
-            decoded = task.output.decode(windows, of_head, list(cells.values()), tokenizer)
-            predictions: list[Prediction | None] = [None] * len(rows)
-            for number, prediction in zip(cells, decoded, strict=True):
-                predictions[number] = prediction
-            by_head[name] = predictions
-        return by_head
-
     # Files
-
-    def load_folder(self, folder: CheckpointFolder, *, head_may_be_new: bool) -> None:
-        """Loads the weights of a folder into a model on the device "meta"."""
-        matched = self.match(folder, head_may_be_new=head_may_be_new)
-        self.head = self.new_head()  # with the initial weights that its constructor gives it
-        for is_head in (False, True):  # copied to the head, whose parameters may be tied
-            tensors = {key: value for key, value in matched.tensors.items() if key.startswith("head.") == is_head}
-            self.load_state_dict(tensors, strict=False, assign=not is_head)
-        state = self.state_dict()
-        self._drawn = {name: value.clone() for name, value in state.items() if name not in matched.tensors}
-        self.load_report = matched.report
-
-    def read_folder(self, folder: CheckpointFolder, origin: Origin) -> None:
-        """Reads what a folder holds besides the weights."""
-        self.origin, self.columns, self.reading = origin, folder.columns, folder.reading
-        self.tokenizer = open_tokenizer(
-            folder.tokenizer_path, vocab_size=self.config.vocab_size, second=self.config.second_segment
-        )
 
     def with_layers(
         self, layers: Sequence[int] | Literal["every-other"] | None = None, *, family: str | None = None
@@ -342,7 +150,7 @@ class EncoderWithHeads(PretrainedModule, ABC):
         Example:
             >>> student = model.with_layers("every-other")
         """
-        self.check_parameters()
+        check_parameters(self)
         count, model_type = len(self.config.layer_order), self.hf_config["model_type"]
         if layers is None or layers == "every-other":
             layers = range(0, count, 1 if layers is None else 2)
@@ -356,7 +164,7 @@ class EncoderWithHeads(PretrainedModule, ABC):
                 f"layers are {kept}, but layer 0 of {model_type} has no norm before attention, so it must be the first"
             )
         config = converted_config(self.hf_config, layers=kept, family=family)
-        student = self.with_config(config)
+        student = self._with_config(config)
         new_state, state = student.state_dict(), self.state_dict()
         same_head = self.head.per_token or student.config.head.activation == self.config.head.activation
         of_head = {name for name in new_state if name.startswith("head.")}
@@ -368,7 +176,7 @@ class EncoderWithHeads(PretrainedModule, ABC):
                 tensor.copy_(state[name])
         if "encoder.embeddings.token_type.weight" in state.keys() - new_state.keys():
             new_state["encoder.embeddings.position.weight"] += state["encoder.embeddings.token_type.weight"][0]
-        student._drawn = {name: new_state[name].clone() for name in (self._drawn if same_head else of_head)}
+        student.drawn = {name: new_state[name].clone() for name in (self.drawn if same_head else of_head)}
         student.origin, student.load_report = self.origin, self.load_report
         student.columns, student.reading = self.columns, self.reading
         if self.load_report is not None:
@@ -386,99 +194,19 @@ class EncoderWithHeads(PretrainedModule, ABC):
             CheckpointError: The folder cannot be written.
             UsageError: A library (peft, ...) has wrapped or replaced modules of the model.
         """
-        self.check_parameters()
-        self.require_labels()
-        state, names, family = self.state_dict(), self._hf_names(), family_of(self.hf_config)
+        check_parameters(self)
+        require_labels(self)
+        state, names, family = self.state_dict(), hf_names(self), family_of(self.hf_config)
         head_state = {key: value for key, value in state.items() if key not in names}
         has_prefix = self.head_kind is not None  # transformers' base models have none
         prefix = "" if has_prefix else family.prefix
         save_folder(
             Path(folder),
-            config=self.saved_config(),
+            config=saved_config(self.hf_config, self.head_tasks, self.reading),
             tensors=file_tensors(hf_tensors({key: state[key] for key in names}, names, strip_prefix=prefix), family),
             tokenizer=self._tokenizer,
             head_tensors=hf_tensors(head_state, {key: (key,) for key in head_state}) if head_state else None,
         )
-
-    def share_weights(self, other: "EncoderWithHeads") -> None:
-        """Shares the memory of equal weights with another model on the same device."""
-        weights = dict(other.named_parameters())
-        for name, weight in self.named_parameters():
-            if name in weights and weights[name].shape == weight.shape and torch.equal(weights[name], weight):
-                weight.data = weights[name].data
-
-    def restore(self, folder: str | Path) -> None:
-        """Loads all weights from a folder. Raises CheckpointError if they do not fit."""
-        self.check_parameters()
-        dtype = self.encoder.embeddings.word.weight.dtype
-        opened = CheckpointFolder.open(Path(folder))
-        self.load_state_dict(self.match(opened, head_may_be_new=False, dtype=dtype, copy=False).tensors)
-
-    def match(
-        self, folder: CheckpointFolder, *, head_may_be_new: bool, dtype: torch.dtype = torch.float32, copy: bool = True
-    ) -> CheckpointMatch:
-        """Returns the folder's tensors for every parameter, but no other kind of head.
-
-        Raises:
-            CheckpointError: Tensors are missing, unknown, of another shape or not finite. The message lists them.
-            UsageError: The head lacks a parameter of transformers' head for the task.
-        """
-        state, names, head_kind = self.state_dict(), self._hf_names(), self.head_kind
-        if unknown := sorted(names.keys() - state.keys()):
-            raise UsageError(
-                f"{self.task_name}: Task.head_kind is {head_kind!r}, but the head has no {first_few(unknown, 3)}. Set "
-                "head_kind of the task or of its output to None for a head that transformers lacks"
-            )
-        if folder.head_name is not None:  # the heads of several tasks are in task_head.safetensors
-            names = {key: hf_names for key, hf_names in names.items() if not key.startswith("head.")}
-        shapes, family = {key: state[key].shape for key in names}, family_of(self.hf_config)
-        matched = match_weights(
-            model_weights(folder.path, family, folder.base),
-            names,
-            shapes=shapes,
-            family=family,
-            copies=copies_of_tied(family, self.config, names, head=head_kind),
-            head_may_be_new=head_may_be_new,
-            ignore_head=folder.head != head_kind and not self.head.reads_embeddings,  # whose keys no other head has
-            dtype=dtype,
-            copy=copy,
-        )
-        report = matched.report
-        # Parameters that transformers has no name for are in task_head.safetensors.
-        head_state = {key: value for key, value in state.items() if key not in names}
-        if head_state:
-            saved, expected = _head_tensors(folder), {key: value.shape for key, value in head_state.items()}
-            if saved is not None and {key: value.shape for key, value in saved.items()} == expected:
-                saved = checked_tensors(saved, {key: value.dtype for key, value in head_state.items()})
-                report = replace(report, loaded=tuple(sorted([*report.loaded, *head_state])))
-                matched = CheckpointMatch(tensors=matched.tensors | saved, report=report)
-            elif head_may_be_new:
-                matched = replace(matched, report=replace(report, new=tuple(sorted([*report.new, *head_state]))))
-            else:
-                raise CheckpointError(f"{folder.path}: task_head.safetensors is missing or does not fit the task")
-        return with_label_order(matched, folder.labels, self.labels, self.head.label_dims, names)
-
-    def _hf_names(self) -> dict[str, tuple[str, ...]]:
-        """Returns parameter -> transformers' names, without heads that transformers lacks."""
-        kind = "base" if self.head_kind is None else self.head_kind
-        return parameter_map(family_of(self.hf_config), self.config, head=kind, pooler=False)
-
-    def check_parameters(self) -> None:
-        """Raises UsageError if a library (peft, pruning) has wrapped or renamed modules.
-
-        Its weights would have no names in a saved folder.
-        """
-        with torch.device("meta"):
-            head = self.new_head()
-        head_shapes = {f"head.{name}": value.shape for name, value in head.state_dict().items()}
-        actual = {name: value.shape for name, value in self.state_dict().items()}
-        differing = dict((self._encoder_shapes | head_shapes).items() ^ actual.items())
-        if differing:
-            raise UsageError(
-                "the model can be neither trained nor saved, because its parameters do not fit its configuration and "
-                f"task ({first_few(sorted(differing), 3)}). A library has wrapped or replaced modules. Undo that "
-                "first. Merge adapters of peft with model = peft_model.merge_and_unload()"
-            )
 
     @property
     def device(self) -> torch.device:
@@ -489,33 +217,6 @@ class EncoderWithHeads(PretrainedModule, ABC):
         if self._tokenizer is None:
             raise UsageError("the model has no tokenizer. Load a model with tokenizer files, or set model.tokenizer")
         return self._tokenizer
-
-    @torch.no_grad()
-    def draw_new_head(self, seed: int) -> None:
-        """Draws the weights of a new head again, unless they were trained or set."""
-        state = self.state_dict()
-        if any(not torch.equal(state[name].to(drawn), drawn) for name, drawn in self._drawn.items()):
-            return
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            head = self.new_head().state_dict()
-        for name in self._drawn:
-            state[name].copy_(head[name.removeprefix("head.")])
-        self._drawn = {name: state[name].clone() for name in self._drawn}
-
-    def parameter_depths(self) -> dict[str, int]:
-        """Returns the depth of each parameter, 0 for embeddings and i + 1 for layer i.
-
-        The depth of a shared layer is its last use. The head is one deeper than the last layer.
-        """
-        order = self.encoder.layer_order
-        depths = {"encoder.embeddings": 0, "encoder.positions": 0, "encoder.convolution": 1}
-        depths |= {f"encoder.layers.{index}": depth for depth, index in enumerate(order, start=1)}
-        depths |= {"encoder.norm": len(order), "head": len(order) + 1}
-        return {
-            name: next(depth for prefix, depth in depths.items() if name.startswith(f"{prefix}."))
-            for name, _ in self.named_parameters()
-        }
 
     def forward(
         self,
@@ -534,22 +235,23 @@ class EncoderWithHeads(PretrainedModule, ABC):
         Raises:
             ValueError: A mask is not ``[B, T]``, an input is too long, or an id has no embedding.
         """
+        inputs: PackedBatch | PaddedInputs
         if isinstance(input_ids, PackedBatch):
-            return self.packed_logits(input_ids)
-        inputs = padded_inputs(self.config, input_ids, attention_mask, token_type_ids, position_ids, output_attentions)
-        logits = self._logits(inputs)
-        if not self.head.per_token:
+            inputs = input_ids
+        else:
+            inputs = padded_inputs(
+                self.config, input_ids, attention_mask, token_type_ids, position_ids, output_attentions
+            )
+        selection, ids = self.head.select(inputs.layout), (inputs.input_ids, inputs.position_ids, inputs.token_type_ids)
+        hidden = self.encoder(*ids, inputs.layout, selection=selection, depth=self.head.depth)
+        logits = self.head(hidden, inputs.layout, self.encoder.embeddings.word.weight)
+        if isinstance(inputs, PackedBatch) or not self.head.per_token:
             return logits
         if isinstance(logits, tuple):  # logits of tokens and of sequences
             return inputs.rectangle(logits[0]), logits[1]
         return inputs.rectangle(logits)
 
-    def _logits(self, batch: PackedBatch | PaddedInputs) -> Any:
-        selection, ids = self.head.select(batch.layout), (batch.input_ids, batch.position_ids, batch.token_type_ids)
-        hidden = self.encoder(*ids, batch.layout, selection=selection, depth=self.head.depth)
-        return self.head(hidden, batch.layout, self.encoder.embeddings.word.weight)
-
-    def logits_and_states(self, batch: PackedBatch) -> tuple[Tensor, Sequence[Tensor]]:
+    def forward_states(self, batch: PackedBatch) -> tuple[Tensor, Sequence[Tensor]]:
         """Returns a batch's logits and ``[N, H]`` states of the embeddings and each layer."""
         states: list[Tensor] = []
         hidden = self.encoder(
@@ -560,55 +262,96 @@ class EncoderWithHeads(PretrainedModule, ABC):
             hidden = hidden.index_select(0, selection.rows)
         return self.head(hidden, batch.layout, self.encoder.embeddings.word.weight), states
 
-    def packed_logits(self, batch: PackedBatch) -> Any:
-        """Returns the logits of a packed batch, from their graph for exported models."""
-        return self._logits(batch)
 
-    def forward_windows(
-        self, features: Sequence[Feature], *, max_tokens: int | None = None, forward_fn: ForwardFn | None = None
-    ) -> list[Tensor]:
-        """Returns the inputs of decoding for each feature, in order, on the CPU.
+def hf_names(model: EncoderWithHeads) -> dict[str, tuple[str, ...]]:
+    """Returns parameter -> transformers' names, without heads that transformers lacks."""
+    kind = "base" if model.head_kind is None else model.head_kind
+    return parameter_map(family_of(model.hf_config), model.config, head=kind, pooler=False)
 
-        ``max_tokens`` of windows of any lengths are run together, by default ``batch_tokens``. Dropout is off
-        meanwhile.
-        """
-        tokenizer = self.require_tokenizer()
-        most = self.batch_tokens if max_tokens is None else max_tokens
-        order = filling_order([len(feature["input_ids"]) for feature in features], max_tokens=most)
-        inputs = ((i, feature) for i in order for feature in self.copies(features[i], tokenizer))
-        batches = filled_batches(inputs, lambda pair: len(pair[1]["input_ids"]), max_tokens=most)
-        parts: list[list[Tensor]] = [[] for _ in features]
 
-        def compact(batch: Sequence[tuple[int, Feature]]) -> Iterator[tuple[tuple[int, Feature], Tensor]]:
-            return zip(batch, self.forward_batch([feature for _, feature in batch], forward_fn=forward_fn), strict=True)
+def check_parameters(model: EncoderWithHeads) -> None:
+    """Checks that a model has the parameters of its configuration and its tasks, so that all of them can be saved.
 
-        with self.in_evaluation():
-            for results in map_batches(compact, batches, device=self.device):
-                for (i, _), window in results:
-                    parts[i].append(window)
-        return [chunks[0] if len(chunks) == 1 else torch.cat(chunks) for chunks in parts]
+    Raises:
+        UsageError: The model is an exported one, or a library (peft, pruning) has wrapped or renamed modules.
+    """
+    if model.no_weights_reason:
+        raise UsageError(f"it can be neither trained nor saved, because {model.no_weights_reason}")
+    expected = dict(model.encoder_shapes)
+    with torch.device("meta"):
+        head = new_head(model.tasks, model.config)
+    expected |= {f"head.{name}": value.shape for name, value in head.state_dict().items()}
+    actual = {name: value.shape for name, value in model.state_dict().items()}
+    differing = dict(expected.items() ^ actual.items())
+    if differing:
+        raise UsageError(
+            "the model can be neither trained nor saved, because its parameters do not fit its configuration and "
+            f"task ({first_few(sorted(differing), 3)}). A library has wrapped or replaced modules. Undo that "
+            "first. Merge adapters of peft with model = peft_model.merge_and_unload()"
+        )
 
-    def forward_batch(self, features: Sequence[Feature], *, forward_fn: ForwardFn | None = None) -> tuple[Tensor, ...]:
-        """``forward_windows`` of features that are run together."""
-        return self.reduce(*self.batch_logits(features, forward_fn=forward_fn), features)
 
-    @property
-    def batch_tokens(self) -> int:
-        """Number of tokens to run together, fewer for a CRF with its matrix of logits."""
-        most = CPU_BATCH_TOKENS if self.device.type == "cpu" else BATCH_TOKENS
-        return max(1, min(most, _BATCH_LOGITS // self.head.outputs_per_token))
+def require_labels(model: EncoderWithHeads) -> None:
+    """Raises UsageError if the labels of a task are not known yet."""
+    for name, of_head in model.heads.items():
+        if of_head.has_assumed_labels:
+            raise UsageError(
+                f"{model.tasks[name].name} needs labels, e.g. labels=['negative', 'positive']. Pass them to "
+                "from_pretrained, or call fit, which takes the labels of the training rows"
+            )
 
-    def batch_logits(
-        self, features: Sequence[Feature], *, forward_fn: ForwardFn | None = None
-    ) -> tuple[PackedBatch, Any]:
-        """Returns a packed batch and its float32 logits on the device, without dropout."""
-        with self.in_evaluation(), torch.inference_mode():
-            batch = self.packed(features)
-            return batch, (self.packed_logits(batch) if forward_fn is None else forward_fn(batch)).float()
 
-    def packed(self, features: Sequence[Feature]) -> PackedBatch:
-        """Returns the features as one batch on the model's device."""
-        # A CPU is faster with more calls of attention than with copies of the rows.
-        pad_groups, offset = self.device.type != "cpu", self.config.position_offset
-        batch = self.collate(features, position_offset=offset, pad_groups=pad_groups)
-        return batch.to(self.device)
+def can_save_adapter(model: EncoderWithHeads) -> bool:
+    """Returns True if peft can open adapters of a model. It needs one task, a folder and a head of transformers."""
+    only = model.tasks.get("")
+    return only is not None and only.has_hf_head and not model.head.reads_embeddings and model.origin is not None
+
+
+def new_head(tasks: Mapping[str, Task], config: EncoderConfig) -> Head:
+    """Returns the head of the only task, or the heads of several, with weights from torch's global generator."""
+    if "" in tasks:
+        return tasks[""].head(config)
+    return SharedHeads({name: task.head(config) for name, task in tasks.items()})
+
+
+@torch.no_grad()
+def draw_new_head(model: EncoderWithHeads, seed: int) -> None:
+    """Draws the weights of a new head again, unless they were trained or set."""
+    state = model.state_dict()
+    if any(not torch.equal(state[name].to(drawn), drawn) for name, drawn in model.drawn.items()):
+        return
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        head = new_head(model.tasks, model.config).state_dict()
+    for name in model.drawn:
+        state[name].copy_(head[name.removeprefix("head.")])
+    model.drawn = {name: state[name].clone() for name in model.drawn}
+
+
+def read_labels(model: EncoderWithHeads, splits: Splits, *, unlabelled: bool) -> None:
+    """Checks that a model can be trained on the splits, which name the labels if nobody has named them.
+
+    Raises:
+        DataError: See ``check_splits``.
+    """
+    tasks = model.tasks
+    for name, of_head in model.heads.items():
+        rows = splits
+        if name:
+            rows = labelled_splits(splits, name, tasks[name].columns, of_head.columns)
+        task = tasks[name].with_settings(labels=of_head.labels)  # without labels that were assumed
+        labels = task.with_labels_of(rows, labels=task.output.labels, unlabelled=unlabelled).output.labels
+        if of_head.has_assumed_labels:
+            _set_labels(of_head, labels)
+    model.adopt_heads()
+
+
+def _set_labels(model: EncoderWithHeads, labels: tuple[str, ...]) -> None:
+    """Replaces the assumed labels of a model of one task, and the part of the head that depends on them."""
+    before = {name: value for name, value in model.head.state_dict().items() if f"head.{name}" not in model.drawn}
+    model.tasks = {"": model.tasks[""].with_settings(labels=tuple(labels))}
+    model.head = new_head(model.tasks, model.config).to(model.device)
+    model.head.load_state_dict(before, strict=False)
+    new = {name: value for name, value in model.head.state_dict().items() if name not in before}
+    model.drawn = {f"head.{name}": value.clone() for name, value in new.items()}
+    model.has_assumed_labels = False

@@ -21,11 +21,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bert_tasks.data.table import filled_batches
+from bert_tasks.data.features import filled_batches
 from bert_tasks.encoder.heads import Head
 from bert_tasks.encoder.packing import PackedBatch, pack
 from bert_tasks.errors import UsageError
-from bert_tasks.model.pretrained_module import PretrainedModule, finite
+from bert_tasks.model.pretrained_module import PretrainedModule
+from bert_tasks.model.windows import finite
 from bert_tasks.outputs.explanation import (
     TOLERANCE,
     ExplainedLogit,

@@ -4,31 +4,34 @@ Shape legend: N tokens, B sequences, T padded length, L labels, R rows that a he
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor
 
 from bert_tasks.checkpoints.files import checked_file, read_json
+from bert_tasks.checkpoints.hub import origin
 from bert_tasks.checkpoints.load import checked_tensors
 from bert_tasks.checkpoints.save import read_head_tensors
-from bert_tasks.data.problems import shortened
+from bert_tasks.data.issues import shortened
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import Head
 from bert_tasks.encoder.packing import Packed, PackedBatch, group_rows
 from bert_tasks.environment import check_libraries
 from bert_tasks.errors import CheckpointError, UsageError, argument
-from bert_tasks.model.encoder_with_heads import EncoderWithHeads
-from bert_tasks.model.multitask import AnyModel, MultiTaskModel
-from bert_tasks.model.pretrained import CheckpointFolder, stated_task
+from bert_tasks.families import CONFIG_KEY
+from bert_tasks.model.encoder_with_heads import EncoderWithHeads, check_parameters
+from bert_tasks.model.loading import describe, open_checkpoint, replace_heads
+from bert_tasks.model.multitask import AnyModel, MultiTaskModel, new_models, weights_of
+from bert_tasks.model.pretrained import CheckpointFolder, stated_task, stored_heads
 from bert_tasks.model.shared_heads import SharedLayout, SharedOutput
-from bert_tasks.model.task_model import TaskModel
+from bert_tasks.model.task_model import TaskModel, task_fields
 from bert_tasks.outputs.prediction import PredictionT
 from bert_tasks.storage import sha256
 from bert_tasks.tasks.base import Task
@@ -123,7 +126,7 @@ class GraphModel:
         heads = {name: of_head.head for name, of_head in model.heads.items()}
         return cls(session=session, outputs=outputs, heads=heads, pad_token_id=padding)
 
-    def packed_logits(self, batch: PackedBatch) -> Any:
+    def __call__(self, batch: PackedBatch) -> Any:
         """Returns logits ``[B, L]``, or ``[R, L]`` for the tokens that the head reads."""
         device, layout = batch.input_ids.device, batch.layout
         batch = batch.to(torch.device("cpu"))
@@ -237,6 +240,10 @@ def is_exported(name: str | Path) -> bool:
     return (Path(os.path.expanduser(name)) / RECORD).is_file()
 
 
+ExportedT = TypeVar("ExportedT", bound="_Exported")
+OneTaskT = TypeVar("OneTaskT", bound="ExportedModel[Any]")
+
+
 class _Exported(EncoderWithHeads):
     """A model of a graph. Its heads select tokens, and hold the transitions of a CRF."""
 
@@ -270,21 +277,15 @@ class _Exported(EncoderWithHeads):
         parameter = next(self.parameters(), None)
         return torch.device("cpu") if parameter is None else parameter.device
 
-    def packed_logits(self, batch: PackedBatch) -> Any:
-        return self.graph.packed_logits(batch)
-
     def forward(self, input_ids: Tensor | PackedBatch, *_: Any, **__: Any) -> Any:
         if not isinstance(input_ids, PackedBatch):
             raise UsageError(f"it accepts packed batches, not padded tensors, because {self.no_weights_reason}")
-        return self.packed_logits(input_ids)
+        return self.graph(input_ids)
 
     def train(self, mode: bool = True) -> Self:
         if mode:
-            self.check_parameters()
+            check_parameters(self)
         return super().train(mode)
-
-    def check_parameters(self) -> None:
-        raise UsageError(f"it can be neither trained nor saved, because {self.no_weights_reason}")
 
 
 class ExportedModel(_Exported, TaskModel[PredictionT]):
@@ -293,50 +294,98 @@ class ExportedModel(_Exported, TaskModel[PredictionT]):
     def __init__(self, hf_config: Mapping[str, Any], task: Task[PredictionT], *, graph: bytes) -> None:
         with torch.device("meta"):
             super().__init__(hf_config, task)
-        self.head = self.new_head()
+        replace_heads(self)
         _replace_encoder(self, graph)
 
     @classmethod
-    def _from_folder(
+    def from_pretrained(
         cls,
-        folder: CheckpointFolder,
-        task: str | Task[PredictionT] | type[Task[PredictionT]] | None,
-        options: Mapping[str, Any],
-        served_as: Callable[[type[Task]], type[Task]] | None,
+        name: str | Path,
+        *,
+        task: str | Task[PredictionT] | type[Task[PredictionT]] | None = None,
+        labels: Sequence[str] | None = None,
+        revision: str | None = None,
+        adapter: str | Path | None = None,
+        **settings: Any,
     ) -> Self:
-        check_libraries(["onnxruntime"], extra="export", purpose="exported models")
-        if fixed := sorted(options.keys() & _FIXED):
-            raise UsageError(f"{folder.path} is exported, which fixes {', '.join(fixed)}. Export the model again")
-        if folder.head_name is not None:
-            raise UsageError(
-                f"{folder.path} is exported with all of its tasks. Remove {argument('task', folder.head_name)}, or "
-                "export this task alone"
-            )
-        model = cls(folder.hf_config, stated_task(folder, task, options), graph=_checked_graph(folder.path))
-        model.check_graph(folder)
-        return model
+        """Opens an exported folder. See ``load_exported``."""
+        if adapter is not None:
+            raise UsageError(f"adapters cannot be added, because {cls.no_weights_reason}")
+        return load_exported(cls, name, task=task, revision=revision, options=task_fields(settings, labels))
 
 
 class _ExportedHead(_Exported, TaskModel[PredictionT]):
     """The model of one of several exported tasks, which knows its task but cannot run alone."""
 
-    def packed_logits(self, batch: PackedBatch) -> Any:
+    def forward(self, *_: Any, **__: Any) -> Any:
         raise UsageError("a task that was exported with others is predicted with them. Export this task alone")
 
 
 class ExportedMultiTaskModel(_Exported, MultiTaskModel):
     """An exported model of several tasks, whose encoder is in the graph once."""
 
-    head_class: ClassVar[type[TaskModel]] = _ExportedHead
-
     @classmethod
-    def _from_folder(cls, folder: CheckpointFolder) -> Self:
+    def from_pretrained(
+        cls,
+        name: str | Path,
+        *,
+        tasks: Mapping[str, Mapping[str, Any]] | None = None,
+        revision: str | None = None,
+    ) -> Self:
+        """Opens an exported folder, which has its tasks.
+
+        Raises:
+            CheckpointError: The folder is damaged, or its graph belongs to another model.
+            UsageError: ``tasks`` are set, or onnxruntime is not installed.
+        """
+        if tasks is not None:
+            raise UsageError(f"the tasks cannot be others, because {cls.no_weights_reason}")
+        folder = open_checkpoint(name, revision=revision)
         check_libraries(["onnxruntime"], extra="export", purpose="exported models")
-        model = cls._without_weights(folder)
-        model.replace_heads(model.new_head())
+        try:
+            heads = stored_heads(folder)
+            with torch.device("meta"):
+                model = cls(new_models(folder.hf_config, heads, _ExportedHead), weights_of(heads))
+        except UsageError as error:
+            raise CheckpointError(f"{folder.path}/config.json, key {CONFIG_KEY}: {error}") from None
+        replace_heads(model)
         _replace_encoder(model, _checked_graph(folder.path))
-        model.check_graph(folder)
-        return model
+        return _opened(model, folder, name, revision)
+
+
+def load_exported(
+    make: type[OneTaskT],
+    name: str | Path,
+    *,
+    task: str | Task[Any] | type[Task] | None,
+    revision: str | None,
+    options: Mapping[str, Any],
+) -> OneTaskT:
+    """Opens an exported model of one task. See ``load_one_task``.
+
+    Raises:
+        CheckpointError: The folder is damaged, or its graph belongs to another model.
+        UsageError: A setting is fixed by the export, the folder has several tasks, or onnxruntime is not installed.
+    """
+    folder = open_checkpoint(name, revision=revision, task=task)
+    check_libraries(["onnxruntime"], extra="export", purpose="exported models")
+    if fixed := sorted(options.keys() & _FIXED):
+        raise UsageError(f"{folder.path} is exported, which fixes {', '.join(fixed)}. Export the model again")
+    if folder.head_name is not None:
+        raise UsageError(
+            f"{folder.path} is exported with all of its tasks. Remove {argument('task', folder.head_name)}, or "
+            "export this task alone"
+        )
+    built = stated_task(folder, task, options)
+    model = make(folder.hf_config, built, graph=_checked_graph(folder.path))
+    return _opened(model, folder, name, revision)
+
+
+def _opened(model: ExportedT, folder: CheckpointFolder, name: str | Path, revision: str | None) -> ExportedT:
+    """Returns a model after a check of its graph, with what else is in its folder."""
+    model.check_graph(folder)
+    describe(model, folder, origin(name, folder.path, revision=revision))
+    return model.eval()
 
 
 def _replace_encoder(model: ExportedModel[Any] | ExportedMultiTaskModel, graph: bytes) -> None:

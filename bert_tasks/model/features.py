@@ -5,14 +5,17 @@ They need the model's configuration and tokenizer and no weights, so its tensors
 
 import inspect
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
-from bert_tasks.data.table import RowTable, Samples, SampleUnit, Truncation, cached_features
+from bert_tasks.data.features import Samples, SampleUnit, Truncation, cached_features
+from bert_tasks.data.rows import Rows
 from bert_tasks.data.unknown_tokens import UnknownTokens
 from bert_tasks.environment import installed_version
 from bert_tasks.errors import DataError
 from bert_tasks.model.multitask import AnyModel
+from bert_tasks.model.windows import features_of
 from bert_tasks.outputs.settings import Settings
 from bert_tasks.storage import sha256_file
 
@@ -42,7 +45,7 @@ def cut_notes(samples: Samples, model: AnyModel, *, rows: int) -> tuple[str, ...
     return tuple(dict.fromkeys(notes))
 
 
-def tokenized(table: RowTable, model: AnyModel) -> Samples:
+def tokenized(table: Rows, model: AnyModel) -> Samples:
     """Returns the table's features, from the cache if the rows were tokenised before.
 
     A part has the features of the whole table, unless the features of a row depend on the rows around it.
@@ -51,7 +54,8 @@ def tokenized(table: RowTable, model: AnyModel) -> Samples:
         DataError: A window is longer than the model's positions.
         UsageError: An id of a feature has no embedding.
     """
-    if table.part is not None and not model.needs_document_context:
+    needs_document = any(task.needs_document for task in model.tasks.values())
+    if table.part is not None and not needs_document:
         whole, rows = table.part
         return tokenized(whole, model).of_rows(rows)
     about_tasks = []
@@ -62,14 +66,14 @@ def tokenized(table: RowTable, model: AnyModel) -> Samples:
         "tasks": about_tasks,
         "embeddings": [model.config.vocab_size, model.config.type_vocab_size],  # what the ids are checked against
         "version": version("bert-tasks"),
-        **{name: installed_version(name) for name in model.libraries},
+        **{name: installed_version(name) for name in feature_libraries(model)},
     }
     features = cached_features(
         table,
-        features=model.features,
+        features=partial(features_of, model),
         tokenizer=model.require_tokenizer(),
         key=key,
-        batch_size=None if model.needs_document_context else FEATURE_ROWS,
+        batch_size=None if needs_document else FEATURE_ROWS,
     )
     samples = Samples.of(features, _sample_unit(model), count=len(table))
     longest = int(samples.tokens.max(initial=0))
@@ -78,6 +82,11 @@ def tokenized(table: RowTable, model: AnyModel) -> Samples:
             f"{table.source}: a window has {longest} tokens, the model {model.config.usable_length} positions"
         )
     return replace(samples, tables=tuple(rows for _, rows in table.joined_sources))
+
+
+def feature_libraries(model: AnyModel) -> tuple[str, ...]:
+    """Returns the libraries on whose versions the features depend."""
+    return tuple(library for task in model.tasks.values() for library in task.libraries)
 
 
 def _code_of(part: type) -> dict[str, str]:
@@ -95,7 +104,7 @@ def _sample_unit(model: AnyModel) -> SampleUnit:
     return tasks[0].sample if len(tasks) == 1 else "row"
 
 
-def training_samples(table: RowTable, model: AnyModel) -> Samples:
+def training_samples(table: Rows, model: AnyModel) -> Samples:
     """Returns the features of ``tokenized``, with all rows of a group as one sample."""
     samples = tokenized(table, model)
     if _sample_unit(model) != "group":

@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
-from bert_tasks.data.problems import nearest_or_all
+from bert_tasks.data.issues import nearest_or_all
 
 # A text that begins with a capital letter says why there is no such argument.
 HF_ARGUMENTS: Mapping[str, str] = MappingProxyType(

@@ -8,35 +8,18 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from bert_tasks.checkpoints.hub import resolve
-from bert_tasks.data.columns import (
-    Columns,
-    PassthroughColumns,
-    Row,
-    as_row,
-    complete_row,
-    read_for_others,
-    rename_row,
-    without_labels,
-)
+from bert_tasks.data.columns import Columns, PassthroughColumns, Row, as_row, without_labels
 from bert_tasks.data.formats import FORMATS
-from bert_tasks.data.problems import RowError, did_you_mean, end_sentence
-from bert_tasks.data.readers import (
-    Frame,
-    ReadOptions,
-    column_names,
-    matching_files,
-    read_table,
-    rows_in_memory,
-)
-from bert_tasks.data.split_column import rows_of_split
-from bert_tasks.data.table import RowTable
-from bert_tasks.data.trained_reading import TrainedReading
-from bert_tasks.data.validator import unknown_column
+from bert_tasks.data.options import ReadOptions
+from bert_tasks.data.reading import Frame, column_names, given_rows, matching_files, read
+from bert_tasks.data.rows import Rows
+from bert_tasks.data.trained_reading import TrainedReading, names_column, options_for_file, with_names
 from bert_tasks.distributed import is_main_process
-from bert_tasks.errors import CheckpointError, DataError, UsageError, argument
-from bert_tasks.model.exported import ExportedModel, ExportedMultiTaskModel, is_exported
+from bert_tasks.errors import CheckpointError, UsageError, argument
+from bert_tasks.model.exported import ExportedModel, ExportedMultiTaskModel, is_exported, load_exported
+from bert_tasks.model.loading import check_trained, load_one_task
 from bert_tasks.model.multitask import AnyModel, MultiTaskModel
-from bert_tasks.model.pretrained import CheckpointFolder, check_trained, folder_task, stored_heads
+from bert_tasks.model.pretrained import CheckpointFolder, folder_task, stored_heads
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.storage import check_path
 from bert_tasks.tasks import tasks_with_head
@@ -45,7 +28,7 @@ from bert_tasks.tasks.several import SEVERAL, HeadTask, choose_one
 
 _log = logging.getLogger("bert_tasks")
 
-Data = str | Path | RowTable | Sequence[Row] | Sequence[str] | Sequence[tuple[str, ...]] | Frame
+Data = str | Path | Rows | Sequence[Row] | Sequence[str] | Sequence[tuple[str, ...]] | Frame
 
 
 def open_model(
@@ -57,7 +40,7 @@ def open_model(
     options: Mapping[str, Any] = MappingProxyType({}),
     served_as: Callable[[type[Task]], type[Task]] | None = None,
 ) -> AnyModel:
-    """Opens a saved model of one task, of one of several tasks, or of several tasks. See ``TaskModel.load``.
+    """Opens a saved model of one task, of one of several tasks, or of several tasks. See ``load_one_task``.
 
     Raises:
         CheckpointError: The folder cannot be used.
@@ -68,10 +51,12 @@ def open_model(
         if folder.task == SEVERAL:
             if options:
                 raise choose_one(stored_heads(folder))
-            return (ExportedMultiTaskModel if is_exported(name) else MultiTaskModel).load(name, revision=revision)
+            several = ExportedMultiTaskModel if is_exported(name) else MultiTaskModel
+            return several.from_pretrained(name, revision=revision)
     if adapter is None and is_exported(name):
-        return ExportedModel.load(name, task=task, revision=revision, options=options, served_as=served_as)
-    return TaskModel.load(name, task=task, revision=revision, options=options, served_as=served_as, adapter=adapter)
+        return load_exported(ExportedModel, name, task=task, revision=revision, options=options)
+    how: dict[str, Any] = {"revision": revision, "options": options, "served_as": served_as, "adapter": adapter}
+    return load_one_task(TaskModel, name, task=task, **how)
 
 
 def load_trained(
@@ -140,83 +125,33 @@ def _task_of_columns(default: type[Task], data: Data | None, reading: ReadOption
     if isinstance(data, str | Path) and data != "-":
         present = set(column_names(Path(data), reading))
     elif data is not None and data != "-":
-        first = next(iter(data if isinstance(data, RowTable) else rows_in_memory(data)), {})
+        rows: Any = data if isinstance(data, Rows) else given_rows(data)
+        first: Any = next(iter(rows), {})
         present = set(first) if isinstance(first, Mapping) else set()
     tasks = tasks_with_head(default.outputs[0].head_kind)
     needs = {task: {column.name for column in task.of().columns if column.required} for task in tasks}
     fitting = (
         task
         for task, needed in needs.items()
-        if needed > needs[default] and all(reading.has(name) or name in present for name in needed - needs[default])
+        if needed > needs[default]
+        and all(names_column(reading, name) or name in present for name in needed - needs[default])
     )
     return next(fitting, default)
 
 
-def renamed(
-    data: Data,
-    columns: Columns,
-    given_names: Mapping[str, str] | None,
-    source: str = "rows",
-    *,
-    stored: Mapping[str, str] = MappingProxyType({}),
-    read_labels: bool = True,
-) -> Any:
-    """Renames the columns of data, in memory, to the task's names.
-
-    Args:
-        data: The rows.
-        columns: The columns that are read.
-        given_names: The task's columns -> the columns of the rows.
-        source: The name of the rows in messages.
-        stored: The task's columns -> the columns of the training data, which rows may have instead.
-        read_labels: True if the column of labels is read, too.
-
-    Raises:
-        DataError: The task has no such column, or no row has it.
-    """
-    if isinstance(data, str | Path | RowTable):
-        return data
-    renames = {} if given_names is None else given_names
-    originals, names = in_memory(data, columns, source), {**stored, **renames}
-    if isinstance(columns, Mapping):
-        return originals  # each task has the names of its columns
-    rows = []
-    for number, row in enumerate(originals, start=1):
-        try:
-            rows.append(complete_row(row, columns, names))
-        except RowError as error:
-            raise DataError(f"{source}:{number}: {error}") from None
-    is_read = {column.name: read_labels or not column.is_label for column in columns}
-    present = list(dict.fromkeys(str(name) for row in rows for name in row)) if renames else []
-    for name, other in renames.items():
-        if name not in is_read:
-            raise DataError(f"{source}: {unknown_column(name, list(is_read))}")
-        if rows and is_read[name] and other not in present:
-            columns_of_rows = ", ".join(map(repr, present))
-            problem = end_sentence(f"no column {other!r}{did_you_mean(other, present)}")
-            raise DataError(f"{source}: {problem} The columns are {columns_of_rows}")
-    others = {name: other for name, other in stored.items() if name not in renames}
-    hidden = {*renames, *read_for_others(columns, renames)}
-    for i, row in enumerate(rows):
-        moved = {name: row[other] for name, other in renames.items() if other in row}
-        unchanged = {name: value for name, value in row.items() if name not in hidden}
-        rows[i] = rename_row({**unchanged, **moved}, others, columns)
-    return rows
-
-
 def in_memory(data: Iterable[Row | str | tuple[str, ...]] | Frame, columns: Columns, source: str = "rows") -> list[Row]:
-    """Returns rows in memory as mappings. See ``as_row`` and ``rows_in_memory``."""
+    """Returns rows in memory as mappings. See ``as_row`` and ``given_rows``."""
     inputs = without_labels(columns)
-    return [as_row(row, inputs, number) for number, row in enumerate(rows_in_memory(data, source))]
+    return [as_row(row, inputs, number) for number, row in enumerate(given_rows(data, source))]
 
 
 def input_names(
     reading: ReadOptions, names: Mapping[str, str], columns: Columns, present: Collection[str]
 ) -> Mapping[str, str]:
-    """Returns the columns -> their names in data. See ``ReadOptions.with_names``. Several tasks know the names."""
+    """Returns the columns -> their names in data. See ``with_names``. Several tasks know the names."""
     if isinstance(columns, Mapping):
         return {}
-    renames = reading.with_names(names, columns, present).columns
+    renames = with_names(reading, names, columns, present).columns
     task_names = [column.name for column in columns]
     return {task: name for task, name in ({} if renames is None else renames).items() if task in task_names}
 
@@ -267,7 +202,7 @@ def load_table(
     name: str = "rows",
     passthrough: PassthroughColumns = "none",
     skip_errors: bool = False,
-) -> RowTable:
+) -> Rows:
     """Returns a validated table of a file, of rows in memory, or the table itself.
 
     Args:
@@ -278,40 +213,37 @@ def load_table(
         reading: How to read a file, and the names of columns.
         labels: "required" or "optional" for every row, or "unread".
         name: The name of the rows in messages.
-        passthrough, skip_errors: For files. See ``read_table``.
+        passthrough, skip_errors: For files. See ``read``.
 
     Raises:
         DataError: Rows are bad. The message lists them.
     """
-    if isinstance(data, RowTable):
+    if isinstance(data, Rows):
         return data
     if reading is not None and reading.columns and isinstance(columns, Mapping):
         raise choose_one(columns)  # the names of columns belong to a task
-    read = without_labels(columns) if labels == "unread" else columns
-    require = labels == "required"
     options = ReadOptions() if reading is None else reading
+    read_columns = columns
+    if labels == "unread":
+        read_columns = without_labels(columns)
+        options = replace(options, columns=_input_names(options.columns, columns))
+    how: dict[str, Any] = {"require_labels": labels == "required", "labels": known_labels, "skip_errors": skip_errors}
     if not isinstance(data, str | Path):
-        if options.split_column is not None:
-            data = rows_of_split(rows_in_memory(data, name), options.split_column, options.split, name)
-        rows = renamed(data, columns, options.columns, name, stored=names, read_labels=labels != "unread")
-        return RowTable.from_rows(
-            rows, name, read, require_labels=require, labels=known_labels, skip_errors=skip_errors
-        )
-    if options.columns and not isinstance(columns, Mapping) and labels == "unread":
-        unread = {column.name for column in columns if column.is_label}
-        options = replace(options, columns={k: v for k, v in options.columns.items() if k not in unread})
+        stated = {} if options.columns is None else options.columns
+        others = {task: other for task, other in names.items() if task not in stated}
+        return read(data, read_columns, options, others=others, name=name, **how)
     files = matching_files(data)
-    tables = [
-        read_table(
-            file,
-            columns=read,
-            reading=options.for_file(file, names, read),
-            require_labels=require,
-            labels=known_labels,
-            passthrough=passthrough,
-            skip_errors=skip_errors,
-            name=None if name == "rows" or len(files) > 1 else name,
-        )
-        for file in files
-    ]
-    return RowTable.joined(tables)
+    tables = []
+    for file in files:
+        shown = None if name == "rows" or len(files) > 1 else name
+        of_file = options_for_file(options, file, names, read_columns)
+        tables.append(read(file, read_columns, of_file, passthrough=passthrough, name=shown, **how))
+    return Rows.joined(tables)
+
+
+def _input_names(names: Mapping[str, Any] | None, columns: Columns) -> Mapping[str, Any] | None:
+    """Returns the names of the columns that are no labels."""
+    if names is None or isinstance(columns, Mapping):
+        return names
+    labels = {column.name for column in columns if column.is_label}
+    return {task: name for task, name in names.items() if task not in labels}

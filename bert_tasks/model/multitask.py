@@ -1,50 +1,42 @@
 """``MultiTaskModel`` holds models of one task each around one encoder.
 
-A row has the cells of each task, and the encoder reads equal windows of a row once (shared_heads.py). Everything after
-the logits is work of the model of each task.
+A row has the cells of each task, and the encoder reads equal windows of a row once (shared_heads.py). What follows the
+logits is the work of each task (windows.py, prediction.py).
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
-from torch import Tensor
 
-from bert_tasks.checkpoints.hub import origin, resolve
 from bert_tasks.checkpoints.stored_tokenizers import config_with_tokenizer, new_tokenizer
 from bert_tasks.checkpoints.tokenizers import with_segments
-from bert_tasks.data.checks import labelled_splits
-from bert_tasks.data.columns import Columns, HeadColumns, Row, input_rows, without_labels
-from bert_tasks.data.splits import Splits
-from bert_tasks.encoder.packing import PackedBatch
-from bert_tasks.errors import CheckpointError, DataError, UsageError
+from bert_tasks.data.columns import Columns, HeadColumns
+from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.families import CONFIG_KEY, encoder_config
-from bert_tasks.model.encoder_with_heads import EncoderWithHeads, ForwardFn, Inputs
+from bert_tasks.model.encoder_with_heads import (
+    EncoderWithHeads,
+    Inputs,
+)
+from bert_tasks.model.loading import load_one_task, load_several_tasks
+from bert_tasks.model.prediction import predict_rows
 from bert_tasks.model.pretrained import (
     CheckpointFolder,
-    log_unfinished,
-    saved_config_of_several,
     stored_heads,
 )
-from bert_tasks.model.pretrained_module import finite
-from bert_tasks.model.shared_heads import SharedHeads, SharedOutput, share
+from bert_tasks.model.shared_heads import SharedHeads
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.outputs.base import LossTerm
-from bert_tasks.outputs.features import Feature
 from bert_tasks.outputs.prediction import Prediction
-from bert_tasks.tasks.base import FeatureKeys, Task
+from bert_tasks.tasks.base import Task
 from bert_tasks.tasks.several import (
     ENTRIES,
-    SEVERAL,
     HeadTask,
     check_heads,
     choose_one,
     head_task,
     head_tasks,
-    settings_of_several,
 )
 
 if TYPE_CHECKING:
@@ -76,7 +68,6 @@ class MultiTaskModel(EncoderWithHeads):
 
     head: SharedHeads
     head_kind = None
-    head_class: ClassVar[type[TaskModel]] = TaskModel
 
     def __init__(self, models: Mapping[str, TaskModel], weights: Mapping[str, float] = MappingProxyType({})) -> None:
         """Joins models of one task each around the encoder of the first one.
@@ -108,13 +99,13 @@ class MultiTaskModel(EncoderWithHeads):
 
         A head that one of them has replaced, because its labels have become known, becomes a head of this model.
         """
-        self._adopt_heads()
+        self.adopt_heads()
         for model in self._models.values():
             model._tokenizer = self._tokenizer  # whose segments fit already
             model.origin, model.reading, model.load_report = self.origin, self.reading, self.load_report
         return self._models
 
-    def _adopt_heads(self) -> None:
+    def adopt_heads(self) -> None:
         """Takes over the heads that models of the tasks have replaced."""
         for name, model in self._models.items():
             if model.head is not self.head.heads[name]:
@@ -124,9 +115,9 @@ class MultiTaskModel(EncoderWithHeads):
     def _adopt_drawn(self, name: str) -> None:
         """Takes over which weights of a head were drawn."""
         start = f"head.heads.{name}."
-        others = {key: value for key, value in self._drawn.items() if not key.startswith(start)}
-        drawn = self._models[name]._drawn
-        self._drawn = others | {key.replace("head.", start, 1): value for key, value in drawn.items()}
+        others = {key: value for key, value in self.drawn.items() if not key.startswith(start)}
+        drawn = self._models[name].drawn
+        self.drawn = others | {key.replace("head.", start, 1): value for key, value in drawn.items()}
 
     def train(self, mode: bool = True) -> Self:
         super().train(mode)
@@ -155,13 +146,13 @@ class MultiTaskModel(EncoderWithHeads):
             UsageError: A task or setting is unknown, or the tasks cannot share an encoder.
         """
         if tasks is None:
-            return cls.load(name, revision=revision)
+            return load_several_tasks(cls._of_folder, name, revision=revision)
         if not isinstance(tasks, Mapping) or not tasks:
             raise UsageError(f"tasks is {tasks!r}, expected the name of each task and its settings")
         models, heads = {}, {}
         for head, entry in tasks.items():
             task_name, settings = _task_name(head, entry), _settings(entry)
-            models[head] = TaskModel.load(name, task=task_name, revision=revision, options=settings)
+            models[head] = load_one_task(TaskModel, name, task=task_name, revision=revision, options=settings)
             heads[head] = _checked(head_task, head, models[head].task, entry)
             models[head].columns = heads[head].columns
         return cls(models, {head: of_head.weight for head, of_head in heads.items()}).eval()
@@ -192,60 +183,18 @@ class MultiTaskModel(EncoderWithHeads):
         heads = _checked(head_tasks, tasks)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            model = cls.of_tasks(hf_config, heads)
+            model = cls(new_models(hf_config, heads), weights_of(heads))
         model.tokenizer = tokenizer
         return model.eval()
 
     @classmethod
-    def of_tasks(cls, hf_config: Mapping[str, Any], heads: Mapping[str, HeadTask]) -> Self:
-        """Returns a model with one new encoder and a new head for each task."""
-        models: dict[str, TaskModel] = {}
-        for name, head in heads.items():
-            if models:  # the encoder is that of the first model
-                with torch.device("meta"):
-                    model = cls.head_class(hf_config, head.task)
-                if next(iter(models.values())).device.type != "meta":
-                    model.head = model.new_head()
-            else:
-                model = cls.head_class(hf_config, head.task)
-            model.columns = head.columns
-            models[name] = model
-        return cls(models, {name: head.weight for name, head in heads.items()})
-
-    @classmethod
-    def load(cls, name: str | Path, *, revision: str | None) -> Self:
-        """Loads a saved model of several tasks."""
-        path = resolve(name, revision=revision)
-        log_unfinished(path)
-        folder = CheckpointFolder.open(path)
-        model = cls._from_folder(folder)
-        model.read_folder(folder, origin(name, folder.path, revision=revision))
-        return model.eval()
-
-    @classmethod
-    def _from_folder(cls, folder: CheckpointFolder) -> Self:
-        model = cls._without_weights(folder)
-        model.load_folder(folder, head_may_be_new=False)
-        return model
-
-    @classmethod
-    def _without_weights(cls, folder: CheckpointFolder) -> Self:
-        """Returns the model of a folder on the device "meta"."""
+    def _of_folder(cls, folder: CheckpointFolder) -> Self:
+        """Returns the model of a folder without its weights."""
         try:
-            with torch.device("meta"):
-                return cls.of_tasks(folder.hf_config, stored_heads(folder))
+            heads = stored_heads(folder)
+            return cls(new_models(folder.hf_config, heads), weights_of(heads))
         except UsageError as error:
             raise CheckpointError(f"{folder.path}/config.json, key {CONFIG_KEY}: {error}") from None
-
-    def load_folder(self, folder: CheckpointFolder, *, head_may_be_new: bool) -> None:
-        super().load_folder(folder, head_may_be_new=head_may_be_new)
-        self.replace_heads(self.head)
-
-    def replace_heads(self, heads: SharedHeads) -> None:
-        """Gives this model and the models of the tasks other heads."""
-        self.head = heads
-        for name, head in heads.named_heads:
-            self._models[name].head = head
 
     @property
     def heads(self) -> Mapping[str, TaskModel]:
@@ -265,11 +214,9 @@ class MultiTaskModel(EncoderWithHeads):
         for name, task in tasks.items():
             self.models[name].task = task
 
-    def new_head(self) -> SharedHeads:
-        return SharedHeads({name: model.task.head(self.config) for name, model in self.models.items()})
-
-    def with_config(self, hf_config: Mapping[str, Any]) -> Self:
-        student = self.of_tasks(hf_config, self.head_tasks)
+    def _with_config(self, hf_config: Mapping[str, Any]) -> Self:
+        heads = self.head_tasks
+        student = type(self)(new_models(hf_config, heads), weights_of(heads))
         student.tokenizer = self._tokenizer
         return student
 
@@ -282,33 +229,8 @@ class MultiTaskModel(EncoderWithHeads):
         }
 
     @property
-    def task_name(self) -> str:
-        return SEVERAL
-
-    @property
     def labels(self) -> tuple[str, ...]:
         return ()
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        return settings_of_several(self.head_tasks)
-
-    def saved_config(self) -> dict[str, Any]:
-        return saved_config_of_several(self.hf_config, self.head_tasks, self.reading)
-
-    @property
-    def has_assumed_labels(self) -> bool:
-        return any(model.has_assumed_labels for model in self.models.values())
-
-    def require_labels(self) -> None:
-        for model in self.models.values():
-            model.require_labels()
-
-    def read_labels(self, splits: Splits, *, unlabelled: bool) -> None:
-        for name, model in self.models.items():
-            of_head = labelled_splits(splits, name, model.task.columns, model.columns)
-            model.read_labels(of_head, unlabelled=unlabelled)
-        self._adopt_heads()
 
     @property
     def row_columns(self) -> Columns:
@@ -318,67 +240,8 @@ class MultiTaskModel(EncoderWithHeads):
             columns[name] = HeadColumns(columns=of_head, names=model.columns, labels=model.labels)
         return columns
 
-    @property
-    def input_columns(self) -> Columns:
-        return without_labels(self.row_columns)
-
-    def features(self, rows: Sequence[Row], tokenizer: "PreTrainedTokenizerBase") -> list[Feature]:
-        """Returns the windows of all tasks, row by row, in the order of the tasks.
-
-        Raises:
-            DataError: A row has the input of no task.
-        """
-        by_row: dict[int, list[Feature]] = {number: [] for number in range(len(rows))}
-        for name, model in self.models.items():
-            cells = input_rows(rows, name)
-            numbers = list(cells)
-            for feature in model.features(list(cells.values()), tokenizer):
-                number = numbers[feature["row"]]
-                by_row[number].append({**feature, "row": number, "head": name})
-        for number, of_row in by_row.items():
-            if not of_row:
-                raise DataError(f"row {number + 1} has the input of none of the tasks {', '.join(self.models)}")
-        return [feature for of_row in by_row.values() for feature in of_row]
-
-    def prepare(
-        self, features: Sequence[Feature], keys: FeatureKeys, corpus: Sequence[Mapping[str, Any]]
-    ) -> Sequence[Feature]:
-        return features  # no task that draws its windows anew can be one of several
-
-    def collate(self, features: Sequence[Feature], *, position_offset: int, pad_groups: bool) -> PackedBatch:
-        return share(features, list(self.models), position_offset=position_offset, pad_groups=pad_groups)
-
-    def counts(self, features: Sequence[Feature]) -> dict[str, float]:
-        counts: dict[str, float] = {}
-        for name, model in self.models.items():
-            of_head = model.counts([feature for feature in features if feature.get("head") == name])
-            counts |= {_term(name, term, len(of_head)): count for term, count in of_head.items()}
-        return counts
-
-    def loss(self, logits: SharedOutput, batch: PackedBatch) -> tuple[LossTerm, ...]:
-        """Returns the terms of all tasks, such as ``intent/loss``, each with its own count and times its weight."""
-        terms: list[LossTerm] = []
-        for (name, model), head_batch in zip(self.models.items(), logits.batches, strict=True):
-            of_head = model.loss(logits.logits[name], head_batch)
-            for term in of_head:
-                weight = term.weight * self.weights[name]
-                terms.append(replace(term, name=_term(name, term.name, len(of_head)), weight=weight))
-        return tuple(terms)
-
-    def reduce(self, batch: PackedBatch, logits: SharedOutput, features: Sequence[Feature]) -> tuple[Tensor, ...]:
-        compact: dict[int, Tensor] = {}
-        for (name, model), head_batch in zip(self.models.items(), logits.batches, strict=True):
-            if head_batch.numbers:
-                of_head = [features[number] for number in head_batch.numbers]
-                compact |= zip(head_batch.numbers, model.reduce(head_batch, logits.logits[name], of_head), strict=True)
-        return tuple(compact[number] for number in range(len(features)))
-
     def save_adapter(self, folder: str | Path) -> None:
         raise UsageError(f"peft holds one head. Call model.models[{next(iter(self.models))!r}].save_adapter")
-
-    @property
-    def can_save_adapter(self) -> bool:
-        return False
 
     def predict(self, inputs: Inputs) -> list[dict[str, Prediction]]:
         """Returns the predictions of all tasks for each row, by the names of the tasks.
@@ -396,33 +259,45 @@ class MultiTaskModel(EncoderWithHeads):
             DataError: A row has the input of no task, or a value is of the wrong kind.
             UsageError: The model has no tokenizer.
         """
-        return list(self.predict_rows(self.given_rows(inputs)))
-
-    def predict_by_head(
-        self, rows: Sequence[Row], *, forward_fn: ForwardFn | None = None, logits: bool = False, explain: bool = False
-    ) -> tuple[dict[str, list[Prediction | None]], Sequence[Feature]]:
-        self.require_labels()
-        if logits or explain:
-            raise choose_one(self.models)
-        for name, model in self.models.items():
-            for cells in input_rows(rows, name).values():
-                model.task.check_rows([cells])
-        features = self.features(rows, self.require_tokenizer())
-        compact = self.forward_windows(
-            features,
-            forward_fn=lambda batch: finite(self.packed_logits(batch) if forward_fn is None else forward_fn(batch)),
-        )
-        return self.decode(compact, features, rows, self.tasks), features
+        return list(predict_rows(self, inputs))
 
 
 AnyModel = TaskModel | MultiTaskModel
+
+
+def new_models(
+    hf_config: Mapping[str, Any],
+    heads: Mapping[str, HeadTask],
+    make: Callable[[Mapping[str, Any], Task[Any]], TaskModel] = TaskModel,
+) -> dict[str, TaskModel]:
+    """Returns a model of each task for ``MultiTaskModel``, each with a new head.
+
+    Only the first one has an encoder, because the others share it afterwards. ``make`` is the class of the models.
+    """
+    models: dict[str, TaskModel] = {}
+    for name, head in heads.items():
+        if models:
+            with torch.device("meta"):
+                model = make(hf_config, head.task)
+            if next(iter(models.values())).device.type != "meta":
+                model.head = head.task.head(model.config)
+        else:
+            model = make(hf_config, head.task)
+        model.columns = head.columns
+        models[name] = model
+    return models
+
+
+def weights_of(heads: Mapping[str, HeadTask]) -> dict[str, float]:
+    """Returns the weight of the loss of each task."""
+    return {name: head.weight for name, head in heads.items()}
 
 
 def model_of_tasks(hf_config: Mapping[str, Any], heads: Mapping[str, HeadTask]) -> AnyModel:
     """Returns a model of one or of several tasks with random weights."""
     if "" in heads:
         return TaskModel(hf_config, heads[""].task)
-    return MultiTaskModel.of_tasks(hf_config, heads)
+    return MultiTaskModel(new_models(hf_config, heads), weights_of(heads))
 
 
 def new_model(config: Mapping[str, Any], heads: Mapping[str, HeadTask], *, tokenizer: str, seed: int = 42) -> AnyModel:
@@ -461,11 +336,6 @@ def _checked(make: Callable[..., Made], *arguments: Any) -> Made:
         return make(*arguments)
     except (ValueError, TypeError) as error:
         raise UsageError(str(error)) from None
-
-
-def _term(name: str, term: str, count: int) -> str:
-    """Returns the name of a task's loss term, "loss" for a single term."""
-    return f"{name}/{'loss' if count == 1 else term}"
 
 
 def _task_name(name: str, entry: Mapping[str, Any]) -> str:

@@ -4,7 +4,6 @@ No name in a file is followed to code. A task of the form ``module:Class`` is lo
 """
 
 import json
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
@@ -16,12 +15,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from bert_tasks.checkpoints.adapter_config import base_folder, is_adapter, read_adapter_config
 from bert_tasks.checkpoints.files import read_config
-from bert_tasks.checkpoints.hub import unfinished_note
-from bert_tasks.checkpoints.load import LoadReport
-from bert_tasks.data.problems import did_you_mean, shortened
+from bert_tasks.data.issues import did_you_mean, shortened
 from bert_tasks.data.trained_reading import TrainedReading
-from bert_tasks.distributed import is_main_process
-from bert_tasks.encoder.config import EncoderConfig, HeadKind
+from bert_tasks.encoder.config import HeadKind
 from bert_tasks.errors import CheckpointError, NoHeadError, UsageError, argument
 from bert_tasks.families import (
     CONFIG_KEY,
@@ -38,9 +34,7 @@ from bert_tasks.tasks import (
     stored_name,
     tasks_with_head,
 )
-from bert_tasks.tasks.several import SEVERAL, HeadTask, fitted_values, head_tasks, settings_of_several
-
-_log = logging.getLogger("bert_tasks")
+from bert_tasks.tasks.several import SEVERAL, HeadTask, fitted_values, head_tasks, settings_of
 
 READING_KEY = "reading"  # below our key of config.json
 _OF_LABELS = ("id2label", "label2id", "problem_type")  # entries of transformers
@@ -332,64 +326,30 @@ def _build(task: type[Task], entries: Mapping[str, Any]) -> Task:
         raise UsageError(f"{task.name}: {error}") from None
 
 
-def check_fits(task: Task, hf_config: Mapping[str, Any], config: EncoderConfig) -> None:
-    """Checks that a model can have the head and the length of a task.
-
-    Args:
-        task: The task.
-        hf_config: The configuration of transformers.
-        config: The same as a configuration of the encoder.
-
-    Raises:
-        UsageError: It cannot.
-    """
-    if task.max_length > config.usable_length:
-        raise UsageError(f"max_length = {task.max_length}, but the checkpoint has {config.usable_length} positions")
-    family, head = family_of(hf_config), task.head_kind
-    if head is not None and head not in family.heads:
-        reason = family.unsupported_heads.get(head)
-        because = "" if reason is None else f", because {reason}"
-        raise UsageError(f"{task.name}: {family.model_type} models have no head of the kind {head!r}{because}")
-
-
-def log_unfinished(folder: Path) -> None:
-    """Warns once for all processes if a folder holds the model of a run that is not finished."""
-    note = unfinished_note(folder)
-    if note is not None and is_main_process():
-        _log.warning(note)
-
-
-def check_trained(name: str | Path, task: Task, report: LoadReport | None) -> None:
-    """Raises NoHeadError if the head of a loaded model, or a part of it, is new."""
-    if report is not None and report.new:
-        raise NoHeadError(
-            f"{name} has no trained head for {task.name} ({', '.join(report.new)} would be new). Train it first, or "
-            "choose another model"
-        )
-
-
 def saved_config(
-    hf_config: Mapping[str, Any], task: Task, columns: Mapping[str, str], reading: TrainedReading
+    hf_config: Mapping[str, Any], heads: Mapping[str, HeadTask], reading: TrainedReading
 ) -> dict[str, Any]:
     """Returns the updated config.json of a saved model, with our key.
 
+    A model of several tasks is a base model to transformers.
+
     Args:
         hf_config: The configuration of transformers.
-        task: The task.
-        columns: The task's columns -> their names in the training data.
+        heads: The task of each head.
         reading: How the file of the training rows was read.
     """
-    entry: dict[str, Any] = {
-        "task": stored_name(type(task)),
-        "settings": task.settings(),
-        "version": version("bert-tasks"),
-        **task.fitted_values(),
-    }
+    only = heads.get("")
     options = reading.stored()
-    if columns:
-        options = {"columns": dict(columns), **options}
+    if only is not None and only.columns:
+        options = {"columns": dict(only.columns), **options}
+    entry: dict[str, Any] = {"settings": settings_of(heads), "version": version("bert-tasks")}
+    entry |= fitted_values({name: head.task for name, head in heads.items()})
     if options:
         entry[READING_KEY] = options
+    if only is None:
+        return _config_of_head(hf_config, None, {}, {**entry, "task": SEVERAL, "labels": []}, unwanted=_OF_LABELS)
+    task = only.task
+    entry["task"] = stored_name(type(task))
     names_of_outputs = task.output.hf_config()
     if task.has_hf_head:
         return _config_of_head(hf_config, task.head_kind, names_of_outputs, entry, unwanted=())
@@ -404,23 +364,6 @@ def saved_config(
             "label2id": {name: index for index, name in enumerate(names)},
         }
     return _config_of_head(hf_config, task.head_kind, stock, entry, unwanted=_OF_LABELS)
-
-
-def saved_config_of_several(
-    hf_config: Mapping[str, Any], heads: Mapping[str, HeadTask], reading: TrainedReading
-) -> dict[str, Any]:
-    """Returns ``saved_config`` of a model of several tasks, which is a base model to transformers."""
-    entry = {
-        "task": SEVERAL,
-        "settings": settings_of_several(heads),
-        "version": version("bert-tasks"),
-        **fitted_values({name: head.task for name, head in heads.items()}),
-        "labels": [],
-    }
-    options = reading.stored()
-    if options:
-        entry[READING_KEY] = options
-    return _config_of_head(hf_config, None, {}, entry, unwanted=_OF_LABELS)
 
 
 def _config_of_head(

@@ -6,8 +6,7 @@ data-dependent shapes.
 Shape legend: B sequences, T padded length, N = B * T rows, H hidden, X width of an output.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -15,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from bert_tasks.checkpoints.load import LoadReport
+from bert_tasks.checkpoints.stored_tokenizers import StoredTokenizer
 from bert_tasks.checkpoints.tokenizers import trained_segments
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.layers import TransformerEncoder
 from bert_tasks.encoder.packing import Padded
-from bert_tasks.errors import NotFiniteScoresError
 from bert_tasks.families import encoder_config
 
 if TYPE_CHECKING:
@@ -99,13 +98,6 @@ def default_positions(config: EncoderConfig, input_ids: Tensor) -> Tensor:
     return real.cumsum(1) * real + config.pad_token_id
 
 
-def finite(scores: Any) -> Any:
-    """Returns the scores, or raises NotFiniteScoresError if one is not finite."""
-    if not scores.isfinite().all():
-        raise NotFiniteScoresError("the model's scores are not finite numbers. Its weights or its precision are broken")
-    return scores
-
-
 class PretrainedModule(nn.Module):
     """Configuration, encoder modules and tokenizer of ``Encoder`` and ``TaskModel``."""
 
@@ -128,15 +120,8 @@ class PretrainedModule(nn.Module):
 
     @tokenizer.setter
     def tokenizer(self, tokenizer: "PreTrainedTokenizerBase | None") -> None:
-        fits = None if tokenizer is None else trained_segments(tokenizer, second=self.config.second_segment)
-        self._tokenizer = fits
-
-    @contextmanager
-    def in_evaluation(self) -> Iterator[None]:
-        """Disables dropout meanwhile."""
-        was_training = self.training
-        self.eval()
-        try:
-            yield
-        finally:
-            self.train(was_training)
+        second = self.config.second_segment
+        has_fitting_segments = isinstance(tokenizer, StoredTokenizer) and tokenizer.second_segment == second
+        if tokenizer is not None and not has_fitting_segments:
+            tokenizer = trained_segments(tokenizer, second=second)
+        self._tokenizer = tokenizer

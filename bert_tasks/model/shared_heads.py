@@ -8,7 +8,7 @@ Shape legend: N tokens of the batch, M tokens that one head's task reads, H hidd
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -102,27 +102,11 @@ class SharedOutput(HeadOutput):
     batches: tuple[HeadBatch, ...]
 
     @property
-    def logit_parts(self) -> dict[str, Any]:
-        return dict(self.logits)
+    def parts(self) -> Mapping[str, Any]:
+        return self.logits
 
-    @property
-    def dtype(self) -> torch.dtype:
-        dtype: torch.dtype = next(iter(self.logits.values())).dtype
-        return dtype
-
-    @property
-    def device(self) -> torch.device:
-        device: torch.device = next(iter(self.logits.values())).device
-        return device
-
-    def float(self) -> "SharedOutput":
-        return self._changed({name: logits.float() for name, logits in self.logits.items()})
-
-    def double(self) -> "SharedOutput":
-        return self._changed({name: logits.double() for name, logits in self.logits.items()})
-
-    def _changed(self, logits: Mapping[str, Any]) -> "SharedOutput":
-        return SharedOutput(logits=logits, batches=self.batches)
+    def to(self, dtype: torch.dtype) -> Self:
+        return replace(self, logits={name: logits.to(dtype) for name, logits in self.logits.items()})
 
 
 class SharedHeads(Head):
@@ -147,10 +131,6 @@ class SharedHeads(Head):
     @property
     def named_heads(self) -> list[tuple[str, Head]]:
         return [(name, head) for name, head in self.heads.items() if isinstance(head, Head)]
-
-    @property
-    def outputs_per_token(self) -> int:
-        return max(head.outputs_per_token for _, head in self.named_heads)
 
     @property
     def outside_graph(self) -> dict[str, Tensor]:

@@ -7,52 +7,46 @@ Shape legend: N tokens, B sequences, T padded length, H hidden, L labels, R toke
 """
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Self, cast
 
 import torch
-from torch import Tensor
 
-from bert_tasks.checkpoints.adapters import adapter_files, adapter_folder, no_adapters
-from bert_tasks.checkpoints.hub import origin, resolve
+from bert_tasks.checkpoints.adapters import adapter_files, no_adapters
 from bert_tasks.checkpoints.save import hf_tensors, save_folder
 from bert_tasks.checkpoints.stored_tokenizers import config_with_tokenizer, new_tokenizer
 from bert_tasks.checkpoints.tokenizers import with_segments
-from bert_tasks.data.columns import Column, Columns, Row, first_column, without_labels
-from bert_tasks.data.readers import index_of
-from bert_tasks.data.splits import Splits
+from bert_tasks.data.columns import Column
+from bert_tasks.data.reading import index_of
 from bert_tasks.data.trained_reading import TrainedReading
-from bert_tasks.encoder.heads import Head
-from bert_tasks.encoder.packing import PackedBatch
-from bert_tasks.errors import CheckpointError, NoHeadError, UsageError
+from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.families import encoder_config, family_of
-from bert_tasks.model.encoder_with_heads import EncoderWithHeads, ForwardFn, Inputs
-from bert_tasks.model.explanation import check_explainable, explained
+from bert_tasks.model.encoder_with_heads import (
+    EncoderWithHeads,
+    Inputs,
+    can_save_adapter,
+    hf_names,
+)
+from bert_tasks.model.loading import load_one_task
+from bert_tasks.model.prediction import predict_rows
 from bert_tasks.model.pretrained import (
     CheckpointFolder,
-    check_fits,
     folder_task,
-    log_unfinished,
     saved_config,
 )
-from bert_tasks.model.pretrained_module import finite
-from bert_tasks.outputs.base import LossTerm
-from bert_tasks.outputs.features import Feature
 from bert_tasks.outputs.notebook import Predictions
-from bert_tasks.outputs.prediction import Prediction, PredictionT
-from bert_tasks.tasks.base import FeatureKeys, Task
-from bert_tasks.tasks.features import checked_features, collate
+from bert_tasks.outputs.prediction import PredictionT
+from bert_tasks.tasks.base import Task
 from bert_tasks.tasks.reranking import rank_documents, ranking_task
+from bert_tasks.tasks.several import HeadTask
 from bert_tasks.tasks.zero_shot import HYPOTHESIS, TextPrediction, zero_shot_task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_ASSUMED = ("LABEL_0", "LABEL_1")  # until the labels are known
 
-
-def _task_fields(settings: Mapping[str, Any], labels: Sequence[str] | None) -> Mapping[str, Any]:
+def task_fields(settings: Mapping[str, Any], labels: Sequence[str] | None) -> Mapping[str, Any]:
     """Returns the fields of a task that a caller passes."""
     if labels is None:
         return settings
@@ -83,8 +77,6 @@ class TaskModel(EncoderWithHeads, Generic[PredictionT]):
         2
     """
 
-    has_assumed_labels: bool = False
-
     def __init__(
         self,
         hf_config: Mapping[str, Any],
@@ -93,10 +85,17 @@ class TaskModel(EncoderWithHeads, Generic[PredictionT]):
         tokenizer: "PreTrainedTokenizerBase | None" = None,
     ) -> None:
         super().__init__(hf_config, tokenizer=tokenizer)
-        check_fits(task, hf_config, self.config)
+        length, family, head_kind = self.config.usable_length, family_of(hf_config), task.head_kind
+        if task.max_length > length:
+            raise UsageError(f"max_length = {task.max_length}, but the checkpoint has {length} positions")
+        if head_kind is not None and head_kind not in family.heads:
+            reason = family.unsupported_heads.get(head_kind)
+            because = "" if reason is None else f", because {reason}"
+            raise UsageError(f"{task.name}: {family.model_type} models have no head of the kind {head_kind!r}{because}")
         self.task = task
-        self.head_kind = task.head_kind
-        self.head = self.new_head()
+        self.head_kind = head_kind
+        self.weights = {"": 1.0}
+        self.head = task.head(self.config)
         is_tied = self.head.reads_embeddings and self.config.output_embedding_size is None
         if is_tied and hf_config.get("tie_word_embeddings") is False:
             raise CheckpointError(
@@ -136,7 +135,8 @@ class TaskModel(EncoderWithHeads, Generic[PredictionT]):
             UsageError: A task or setting is unknown, ``labels`` is a text, or the folder has several tasks and none is
                 named.
         """
-        return cls.load(name, task=task, revision=revision, options=_task_fields(settings, labels), adapter=adapter)
+        fields = task_fields(settings, labels)
+        return load_one_task(cls, name, task=task, revision=revision, options=fields, adapter=adapter)
 
     @classmethod
     def from_config(
@@ -174,60 +174,12 @@ class TaskModel(EncoderWithHeads, Generic[PredictionT]):
         hf_config = config_with_tokenizer(config, tokenizer)
         tokenizer = with_segments(tokenizer, second=encoder_config(hf_config).second_segment)
         built, _ = folder_task(
-            CheckpointFolder(path=Path("config"), hf_config=hf_config), task, _task_fields(settings, labels)
+            CheckpointFolder(path=Path("config"), hf_config=hf_config), task, task_fields(settings, labels)
         )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = cls(hf_config, cast("Task[PredictionT]", built), tokenizer=tokenizer)
         return model.eval()
-
-    @classmethod
-    def load(
-        cls,
-        name: str | Path,
-        *,
-        task: str | Task[PredictionT] | type[Task[PredictionT]] | None,
-        revision: str | None,
-        options: Mapping[str, Any],
-        served_as: Callable[[type[Task]], type[Task]] | None = None,
-        adapter: str | Path | None = None,
-    ) -> Self:
-        """Loads as ``from_pretrained``, with all fields of the task in ``options``."""
-        path = resolve(name, revision=revision)
-        log_unfinished(path)
-        folder = (
-            CheckpointFolder.open(path)
-            if adapter is None
-            else CheckpointFolder.open(adapter_folder(adapter, path), base=path)
-        ).of_task(task)
-        try:
-            model = cls._from_folder(folder, task, options, served_as)
-        except CheckpointError as error:
-            if adapter is None or isinstance(error, NoHeadError):
-                raise
-            raise CheckpointError(f"{adapter} does not fit the base {name}. {error}") from None
-        model.read_folder(folder, origin(name if adapter is None else adapter, folder.path, revision=revision))
-        return model.eval()
-
-    @classmethod
-    def _from_folder(
-        cls,
-        folder: CheckpointFolder,
-        task: str | Task[PredictionT] | type[Task[PredictionT]] | None,
-        options: Mapping[str, Any],
-        served_as: Callable[[type[Task]], type[Task]] | None,
-    ) -> Self:
-        built, is_own = folder_task(folder, task, options, served_as)
-        classes = first_column(built.columns, lambda column_type: column_type.has_classes)
-        needs_labels = classes is not None and built.output.has_labels and not built.output.labels
-        has_assumed_labels = needs_labels and not isinstance(task, Task)
-        if has_assumed_labels:
-            built = built.with_settings(labels=_ASSUMED)
-        with torch.device("meta"):
-            model = cls(folder.hf_config, cast("Task[PredictionT]", built))
-        model.load_folder(folder, head_may_be_new=not is_own)
-        model.has_assumed_labels = has_assumed_labels
-        return model
 
     @property
     def heads(self) -> Mapping[str, "TaskModel[PredictionT]"]:
@@ -246,68 +198,24 @@ class TaskModel(EncoderWithHeads, Generic[PredictionT]):
     def tasks(self, tasks: Mapping[str, Task]) -> None:
         self.task = tasks[""]
 
-    def new_head(self) -> Head:
-        return self.task.head(self.config)
-
-    def with_config(self, hf_config: Mapping[str, Any]) -> Self:
-        return type(self)(hf_config, self.task, tokenizer=self._tokenizer)
-
     @property
-    def task_name(self) -> str:
-        return self.task.name
+    def head_tasks(self) -> dict[str, HeadTask]:
+        return {"": HeadTask(task=self.task, columns=self.columns)}
+
+    def _with_config(self, hf_config: Mapping[str, Any]) -> Self:
+        return type(self)(hf_config, self.task, tokenizer=self._tokenizer)
 
     @property
     def labels(self) -> tuple[str, ...]:
         return () if self.has_assumed_labels else self.task.output.labels
 
     @property
-    def settings(self) -> dict[str, Any]:
-        return self.task.settings()
-
-    def saved_config(self) -> dict[str, Any]:
-        return saved_config(self.hf_config, self.task, self.columns, self.reading)
-
-    @property
     def row_columns(self) -> Sequence[Column]:
         return self.task.columns
 
-    @property
-    def input_columns(self) -> Columns:
-        return without_labels(self.task.columns)
-
-    def features(self, rows: Sequence[Row], tokenizer: "PreTrainedTokenizerBase") -> list[Feature]:
-        return checked_features(self.task, rows, tokenizer, self.config)
-
-    def prepare(
-        self, features: Sequence[Feature], keys: FeatureKeys, corpus: Sequence[Mapping[str, Any]]
-    ) -> Sequence[Feature]:
-        return self.task.prepare(features, keys, corpus, self.require_tokenizer())
-
-    def collate(self, features: Sequence[Feature], *, position_offset: int, pad_groups: bool) -> PackedBatch:
-        return collate(features, position_offset=position_offset, pad_groups=pad_groups)
-
-    def copies(self, feature: Feature, tokenizer: "PreTrainedTokenizerBase") -> Iterable[Feature]:
-        return self.task.copies(feature, tokenizer)
-
-    def counts(self, features: Sequence[Feature]) -> dict[str, float]:
-        return self.task.output.counts(features)
-
-    def loss(self, logits: Any, batch: PackedBatch) -> tuple[LossTerm, ...]:
-        return self.task.output.loss(logits, batch)
-
-    def reduce(self, batch: PackedBatch, logits: Any, features: Sequence[Feature]) -> tuple[Tensor, ...]:
-        with torch.inference_mode():
-            parts = logits.split(list(batch.layout.gather_counts)) if self.head.per_token else logits.unbind()
-            return tuple(tensor.cpu() for tensor in self.task.output.compact(parts, features))
-
-    @property
-    def can_save_adapter(self) -> bool:
-        has_head = self.task.has_hf_head and not self.head.reads_embeddings
-        return has_head and self.origin is not None
-
     def save_adapter(self, folder: str | Path) -> None:
-        names, target = self._hf_names(), Path(folder)
-        if self.adapters is None or self.head_kind is None or self.origin is None or not self.can_save_adapter:
+        names, target = hf_names(self), Path(folder)
+        if self.adapters is None or self.head_kind is None or self.origin is None or not can_save_adapter(self):
             raise no_adapters(self.task.name)
         state, base = self.state_dict(), Path(self.origin.name).expanduser()
         of_head = {key: names[key] for key in names if key.startswith("head.")}
@@ -320,32 +228,12 @@ class TaskModel(EncoderWithHeads, Generic[PredictionT]):
             base=str(base.absolute()) if base.is_dir() else self.origin.name,
         )
         save_folder(
-            target, config=self.saved_config(), tensors=tensors, tokenizer=self._tokenizer, adapter_config=config
+            target,
+            config=saved_config(self.hf_config, self.head_tasks, self.reading),
+            tensors=tensors,
+            tokenizer=self._tokenizer,
+            adapter_config=config,
         )
-
-    def require_labels(self) -> None:
-        """Raises UsageError if the labels are not known yet."""
-        if self.has_assumed_labels:
-            raise UsageError(
-                f"{self.task.name} needs labels, e.g. labels=['negative', 'positive']. Pass them to from_pretrained, "
-                "or call fit, which takes the labels of the training rows"
-            )
-
-    def read_labels(self, splits: Splits, *, unlabelled: bool) -> None:
-        task = self.task.with_settings(labels=self.labels)  # without labels that were assumed
-        labelled = task.with_labels_of(splits, labels=task.output.labels, unlabelled=unlabelled)
-        if self.has_assumed_labels:
-            self.set_labels(labelled.output.labels)
-
-    def set_labels(self, labels: Sequence[str]) -> None:
-        """Replaces assumed labels, and the part of the head that depends on them."""
-        before = {name: value for name, value in self.head.state_dict().items() if f"head.{name}" not in self._drawn}
-        self.task = self.task.with_settings(labels=tuple(labels))
-        self.head = self.task.head(self.config).to(self.device)
-        self.head.load_state_dict(before, strict=False)
-        new = {name: value for name, value in self.head.state_dict().items() if name not in before}
-        self._drawn = {f"head.{name}": value.clone() for name, value in new.items()}
-        self.has_assumed_labels = False
 
     def predict(self, inputs: Inputs, *, logits: bool = False, explain: bool = False) -> Predictions[PredictionT]:
         """Returns one prediction for each row, in row order, as a list.
@@ -362,7 +250,7 @@ class TaskModel(EncoderWithHeads, Generic[PredictionT]):
             DataError: A row lacks a column or a value is of the wrong kind.
             UsageError: The model has no tokenizer, or its task has no logits or no explanations.
         """
-        predictions = self.predict_rows(self.given_rows(inputs), logits=logits, explain=explain)
+        predictions = predict_rows(self, inputs, logits=logits, explain=explain)
         return Predictions(predictions, index=index_of(inputs))
 
     def rank(
@@ -421,27 +309,3 @@ class TaskModel(EncoderWithHeads, Generic[PredictionT]):
         model.task, model.columns = task, {name: self.columns[name] for name in names if name in self.columns}
         model.reading = TrainedReading()  # the rows have other columns than the training file
         return model
-
-    def predict_by_head(
-        self, rows: Sequence[Row], *, forward_fn: ForwardFn | None = None, logits: bool = False, explain: bool = False
-    ) -> tuple[dict[str, list[Prediction | None]], Sequence[Feature]]:
-        self.require_labels()
-        tokenizer, task = self.require_tokenizer(), self.task
-        if explain:
-            check_explainable(self, task)
-        for row in rows:
-            task.check_rows([row])
-        features = self.features(rows, tokenizer)
-        compact = self.forward_windows(
-            features,
-            forward_fn=lambda batch: finite(self.packed_logits(batch) if forward_fn is None else forward_fn(batch)),
-        )
-        predictions = task.output.decode(compact, features, rows, tokenizer)
-        if logits and predictions:
-            predictions = task.output.with_logits(predictions, compact, features)
-        if explain:
-            explained_logits = task.output.explained_logits(predictions, compact, features, rows, task.texts)
-            spans = task.token_spans(rows, tokenizer)
-            explanations = explained(self, self.head, explained_logits, features, spans)
-            predictions = task.output.with_explanations(predictions, explanations)
-        return {"": [*predictions]}, features

@@ -8,9 +8,9 @@ Shape legend: B windows, T tokens of the longest window, K n_best_size.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import isfinite
+from math import isfinite, tanh
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -250,6 +250,29 @@ class Answer(Output[SpanPrediction]):
         odds = [_null_odds(prediction) for prediction in answered]
         with_best_threshold = squad_v2_metrics(labels, spans, odds)
         return {**with_best_threshold, **squad_v2_metrics(labels, answers, None)}
+
+    def metric_inputs(
+        self, predictions: Sequence[SpanPrediction], rows: Sequence[Row]
+    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Returns the answers by the ids of their rows. Rows have their numbers instead if ids are missing or repeated.
+
+        It is the form of evaluate's squad (https://huggingface.co/spaces/evaluate-metric/squad), and with
+        ``version_2_with_negative`` of squad_v2 (https://huggingface.co/spaces/evaluate-metric/squad_v2). There the
+        probability of no answer is the sigmoid of the null odds.
+        """
+        predicted, references = [], []
+        pairs = labelled(rows, predictions, "answers")
+        ids = [row.get("id") for row, _ in pairs]
+        has_ids = None not in ids and len(set(ids)) == len(ids)
+        for number, (row, prediction) in enumerate(pairs):
+            name = ids[number] if has_ids else str(number)
+            answer: dict[str, Any] = {"id": name, "prediction_text": prediction.answer}
+            if self.version_2_with_negative:
+                answer["no_answer_probability"] = 0.5 + 0.5 * tanh(_null_odds(prediction) / 2)
+            answers = row["answers"]
+            references.append({"id": name, "answers": {key: list(answers[key]) for key in ("text", "answer_start")}})
+            predicted.append(answer)
+        return predicted, references
 
     @property
     def curves(self) -> tuple[str, ...]:

@@ -330,6 +330,24 @@ class Output(Settings, ABC, Generic[PredictionT]):
             rows: As many rows. Rows without labels do not count.
         """
 
+    def metric_inputs(self, predictions: Sequence[PredictionT], rows: Sequence[Row]) -> tuple[list[Any], list[Any]]:
+        """Returns what a metric of one's own gets, the predictions and the references (labels) of labelled rows.
+
+        They have the form that Hugging Face's evaluate documents for such predictions
+        (https://huggingface.co/docs/evaluate), as new lists, in row order.
+
+        Args:
+            predictions: Predictions of ``decode``.
+            rows: As many rows. Rows without labels are left out.
+
+        Raises:
+            UsageError: The output has no such form. This is the default.
+        """
+        raise UsageError(
+            f"predictions of the output '{self.name}' have no form for metrics of your own. Remove these metrics, or "
+            "override metric_inputs in a class of your own"
+        )
+
     @property
     @abstractmethod
     def primary_metric(self) -> str:

@@ -204,6 +204,16 @@ class Choice(Output[ChoicePrediction]):
             metrics.update(calibration_metrics([prediction.score for _, prediction in pairs], correct))
         return metrics
 
+    def metric_inputs(
+        self, predictions: Sequence[ChoicePrediction], rows: Sequence[Row]
+    ) -> tuple[list[int | None], list[int]]:
+        """Returns the numbers of the choices, from 0.
+
+        It is the form of evaluate's accuracy (https://huggingface.co/spaces/evaluate-metric/accuracy).
+        """
+        pairs = labelled(rows, predictions, "label")
+        return [prediction.label for _, prediction in pairs], [row["label"] for row, _ in pairs]
+
     def report(
         self, predictions: Sequence[ChoicePrediction], rows: Sequence[Row], texts: Sequence[str]
     ) -> ReportSections:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from bert_tasks.data.problems import counted
+from bert_tasks.data.issues import counted
 from bert_tasks.encoder import packing
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.outputs.settings import require

@@ -292,6 +292,16 @@ class Classes(Output[ClassPrediction]):
             metrics |= calibration_metrics([prediction.score for _, prediction in pairs], correct)
         return metrics
 
+    def metric_inputs(self, predictions: Sequence[ClassPrediction], rows: Sequence[Row]) -> tuple[list[int], list[int]]:
+        """Returns the numbers of the classes, their places in ``labels``.
+
+        It is the form of evaluate's accuracy, f1 and glue (https://huggingface.co/spaces/evaluate-metric/glue).
+        """
+        index = {label: number for number, label in enumerate(self.labels)}
+        pairs = labelled(rows, predictions, self.column.name)
+        predicted = [index[str(prediction.label)] for _, prediction in pairs]
+        return predicted, [index[row[self.column.name]] for row, _ in pairs]
+
     def metric_table(self, metrics: Mapping[str, float]) -> MetricTable:
         """Skips ``f1``, which equals ``macro_f1`` unless there are two classes."""
         repeated = {"f1": "macro_f1"}

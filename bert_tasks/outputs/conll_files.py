@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from bert_tasks.data.columns import PASSTHROUGH, Row
+from bert_tasks.data.columns import RECORD, Row
 from bert_tasks.data.conll import label_scheme, to_iob2
-from bert_tasks.data.problems import shortened
+from bert_tasks.data.issues import shortened
 from bert_tasks.errors import DataError
 from bert_tasks.outputs.files import FileFormat
 from bert_tasks.outputs.tag_prediction import TokenPrediction
@@ -101,7 +101,7 @@ def render_conllu(
 
 def _comments(row: Row) -> list[str]:
     """Returns the comments that CoNLL-U's reader found. Rows in memory may have anything in a column of this name."""
-    given = row.get(PASSTHROUGH, {})
+    given = row.get(RECORD, {})
     if isinstance(given, str):
         given = json.loads(given)
     comments = given.get("comments")

@@ -21,7 +21,7 @@ class FileFormat:
         check: Called with the output, the extension and the rows, before they are predicted. Returns sentences about
             what the format cannot hold, so that ``render`` changes it, or raises DataError. Default: accepts all rows.
         with_labels: True if the labels of the rows are written beside the predictions.
-        with_other_columns: True if ``render`` reads further columns of a row, in ``PASSTHROUGH``.
+        with_other_columns: True if ``render`` reads further columns of a row, in ``RECORD``.
 
     Example:
         >>> Tags.files[".conll"].with_labels

@@ -259,6 +259,18 @@ class LabelSet(Output[LabelSetPrediction]):
         predicted = [self._flags(prediction.labels) for _, prediction in pairs]
         return multilabel_metrics(labels, predicted, self.labels)
 
+    def metric_inputs(
+        self, predictions: Sequence[LabelSetPrediction], rows: Sequence[Row]
+    ) -> tuple[list[list[int]], list[list[int]]]:
+        """Returns 0 or 1 for each label of each row.
+
+        It is the form of the configuration ``multilabel`` of evaluate's accuracy and f1
+        (https://huggingface.co/spaces/evaluate-metric/f1).
+        """
+        pairs = labelled(rows, predictions, self.column.name)
+        predicted = [list(map(int, self._flags(prediction.labels))) for _, prediction in pairs]
+        return predicted, [list(map(int, self._flags(row[self.column.name]))) for row, _ in pairs]
+
     def _flags(self, names: Iterable[str]) -> list[bool]:
         """Returns whether each label is among these names."""
         present = set(names)

@@ -1,12 +1,13 @@
 """Predictions and results in notebooks, as small tables of HTML and shaded words."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from html import escape
 from operator import is_
 from typing import Any
 
 from bert_tasks.errors import UsageError
 from bert_tasks.outputs.prediction import PredictionT
+from bert_tasks.tables import Html, Table
 
 _SHOWN = 20  # predictions of a table
 _LONGEST = 12  # values of a cell
@@ -60,14 +61,9 @@ class Predictions(list[PredictionT]):
     def _repr_html_(self) -> str:
         cells = [_prediction_cells(prediction) for prediction in self[:_SHOWN]]
         more = f"<p>... and {len(self) - _SHOWN} more</p>" if len(self) > _SHOWN else ""
-        return html_table(list(dict.fromkeys(name for row in cells for name in row)), cells) + more
-
-
-def html_table(names: Sequence[str], rows: Iterable[Mapping[str, str]]) -> str:
-    """Returns a table of HTML. The cells are HTML, too."""
-    lines = ("".join(f'<td style="text-align: left">{row.get(name, "")}</td>' for name in names) for row in rows)
-    head = "".join(f'<th style="text-align: left">{escape(name)}</th>' for name in names)
-    return f"<table><tr>{head}</tr>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
+        columns = list(dict.fromkeys(name for row in cells for name in row))
+        rows = [[row.get(name, "") for name in columns] for row in cells]
+        return Table(columns=columns, rows=rows).html() + more
 
 
 def _content(prediction: Any) -> dict[str, Any]:
@@ -84,7 +80,7 @@ def _prediction_cells(prediction: Any) -> dict[str, str]:
     items = [content, *content["entities"]] if "tags" in content else [content]
     explanations = [item.pop("explanation") for item in items if "explanation" in item]
     if explanations:
-        content["explanation"] = _Html("<br />".join(map(_contributions, explanations)))
+        content["explanation"] = Html("<br />".join(map(_contributions, explanations)))
     if "tags" in content:
         words, tags, scores = (content.pop(name) for name in ("words", "tags", "scores"))
         types = sorted({tag.removeprefix("B-").removeprefix("I-") for tag in tags})
@@ -96,12 +92,8 @@ def _prediction_cells(prediction: Any) -> dict[str, str]:
         content["entities"] = ", ".join(
             f"{entity['word']} ({entity['entity_group']})" for entity in content["entities"]
         )
-        content = {"words": _Html(" ".join(shaded)), **content}
-    return {name: value if isinstance(value, _Html) else escape(_short(value)) for name, value in content.items()}
-
-
-class _Html(str):
-    """A cell that is HTML already."""
+        content = {"words": Html(" ".join(shaded)), **content}
+    return {name: value if isinstance(value, Html) else _short(value) for name, value in content.items()}
 
 
 def _contributions(explanation: Mapping[str, Any]) -> str:

@@ -175,6 +175,16 @@ class Number(Output[NumberPrediction]):
         labels = [float(row[self.column.name]) for row, _ in pairs]
         return regression_metrics(labels, [prediction.score for _, prediction in pairs])
 
+    def metric_inputs(
+        self, predictions: Sequence[NumberPrediction], rows: Sequence[Row]
+    ) -> tuple[list[float], list[float]]:
+        """Returns the numbers.
+
+        It is the form of evaluate's mse and pearsonr (https://huggingface.co/spaces/evaluate-metric/mse).
+        """
+        pairs = labelled(rows, predictions, self.column.name)
+        return [prediction.score for _, prediction in pairs], [float(row[self.column.name]) for row, _ in pairs]
+
     def truths(self, row: Row) -> Sequence[Hashable]:
         value = row.get(self.column.name)
         return () if value is None else (value,)

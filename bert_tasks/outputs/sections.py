@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Self, TypeVar
 
 from bert_tasks.data.columns import Row
-from bert_tasks.data.problems import counted
+from bert_tasks.data.issues import counted
 from bert_tasks.metrics.calibration import Calibration
 from bert_tasks.metrics.formulas import MetricFormula
 

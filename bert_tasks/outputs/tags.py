@@ -24,9 +24,9 @@ from bert_tasks.data.conll import (
     label_scheme,
     to_labels,
 )
-from bert_tasks.data.kinds import known_tags
+from bert_tasks.data.features import token_batches
+from bert_tasks.data.known_labels import known_tags
 from bert_tasks.data.profile import listed
-from bert_tasks.data.table import token_batches
 from bert_tasks.data.words import located_words
 from bert_tasks.encoder import crf, packing
 from bert_tasks.encoder.config import HeadKind
@@ -399,8 +399,7 @@ class Tags(Output[TokenPrediction]):
         pairs = labelled(rows, predictions, "tags")
         self.check_known([row["tags"] for row, _ in pairs])
         is_raw = self._label_scheme == "raw"
-        labels = [compared_tags(row["tags"], self.labels) for row, _ in pairs]
-        predicted = [compared_predictions(prediction.tags, self.labels) for _, prediction in pairs]
+        predicted, labels = self.metric_inputs(predictions, rows)
         metrics = tagging_metrics(labels, predicted, raw=is_raw)
         if not is_raw:
             invalid = [invalid_transitions(prediction.tags, self._label_scheme) for _, prediction in pairs]
@@ -414,6 +413,17 @@ class Tags(Output[TokenPrediction]):
             expected = to_labels(row["tags"], self.labels)
             correct += [tag == label for tag, label in zip(prediction.tags, expected, strict=True)]
         return metrics | calibration_metrics(scores, correct)
+
+    def metric_inputs(
+        self, predictions: Sequence[TokenPrediction], rows: Sequence[Row]
+    ) -> tuple[list[list[str]], list[list[str]]]:
+        """Returns the tags of each row's words, in IOB2 if they mark entities.
+
+        It is the form of evaluate's seqeval (https://huggingface.co/spaces/evaluate-metric/seqeval).
+        """
+        pairs = labelled(rows, predictions, "tags")
+        predicted = [compared_predictions(prediction.tags, self.labels) for _, prediction in pairs]
+        return predicted, [compared_tags(row["tags"], self.labels) for row, _ in pairs]
 
     @property
     def primary_metric(self) -> str:

@@ -107,7 +107,7 @@ class TextScore(Output[TextScorePrediction]):
             of_copy = feature.get("labels")
             if of_copy is not None:
                 labels += of_copy
-        ids = torch.tensor(labels, dtype=torch.int64).to(whole.device)
+        ids = torch.tensor(labels, dtype=torch.int64).to(whole.hidden.device)
         return torch.split(whole.log_probabilities(ids), sizes)
 
     def decode(

@@ -207,7 +207,7 @@ class Vocabulary(Output[MaskPrediction]):
         notes: list[list[int]] = []
         for feature, size in zip(features, sizes, strict=True):
             notes += _notes(feature, size)
-        table = torch.tensor(notes, dtype=torch.int64).view(len(whole), 1 + _AROUND).to(whole.device)
+        table = torch.tensor(notes, dtype=torch.int64).view(len(whole), 1 + _AROUND).to(whole.hidden.device)
         labels = table[:, 0]
         rows = []
         for scores, ids in zip(whole.log_softmax(), torch.split(labels, whole.chunk_rows), strict=True):

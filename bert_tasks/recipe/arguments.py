@@ -5,7 +5,7 @@ Written by `make docs` from the sections in schema.py, which describe them. Chan
 
 from typing import Literal
 
-from bert_tasks.data.readers import ReadingArguments
+from bert_tasks.data.options import ReadingArguments
 
 
 class FitArguments(ReadingArguments, total=False):
@@ -41,6 +41,7 @@ class FitArguments(ReadingArguments, total=False):
     eval_steps: int | None
     early_stopping_patience: int | None
     metric_for_best_model: str | None
+    lower_is_better: tuple[str, ...]
     logging_steps: int
     save_steps: int | None
     keep_last: int

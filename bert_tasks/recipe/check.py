@@ -9,12 +9,13 @@ import torch
 from bert_tasks.checkpoints.hub import origin, resolve
 from bert_tasks.data.checks import DataReport, TokenCounts, check_splits, data_report, labelled_splits, named_splits
 from bert_tasks.data.columns import PassthroughColumns, has_labels
+from bert_tasks.data.features import Truncation
 from bert_tasks.data.folds import fold_splits, group_column, make_folds
 from bert_tasks.data.formats import named_format
 from bert_tasks.data.splits import Splits, load_splits, load_tables, unread_splits
-from bert_tasks.data.table import Truncation
 from bert_tasks.errors import RecipeError
 from bert_tasks.model.features import input_notes, tokenized
+from bert_tasks.model.loading import describe
 from bert_tasks.model.multitask import AnyModel, model_of_tasks, new_model
 from bert_tasks.model.pretrained import CheckpointFolder
 from bert_tasks.recipe.schema import ModelSection, Recipe, build_heads
@@ -37,7 +38,7 @@ def prepare(recipe: Recipe, *, passthrough: PassthroughColumns = "none") -> Load
 
     Args:
         recipe: The recipe, which says where the rows are.
-        passthrough: The columns of their files that the rows carry along (see ``read_table``).
+        passthrough: The columns of their files that the rows carry along (see ``read``).
 
     Raises:
         DataError: Rows are bad. The message lists all of them, in all files.
@@ -120,7 +121,7 @@ def model_without_weights(section: ModelSection, heads: Mapping[str, HeadTask]) 
         name, revision = str(section.name), section.revision
         folder = CheckpointFolder.open(resolve(name, revision=revision, weights=False))
         model = model_of_tasks(folder.hf_config, heads)
-    model.read_folder(folder, origin(name, folder.path, revision=revision))
+    describe(model, folder, origin(name, folder.path, revision=revision))
     return model
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from bert_tasks.data.problems import nearest_or_all
+from bert_tasks.data.issues import nearest_or_all
 from bert_tasks.errors import RecipeError
 from bert_tasks.model.hf_names import hf_hint
 from bert_tasks.recipe.toml import KeyPath, key_lines

@@ -29,7 +29,7 @@ from pydantic import (
 )
 
 from bert_tasks.data.formats import FORMATS
-from bert_tasks.data.problems import did_you_mean
+from bert_tasks.data.issues import did_you_mean
 from bert_tasks.data.splits import DataSpec
 from bert_tasks.encoder.config import LoraTarget
 from bert_tasks.errors import CheckpointError, RecipeError, UsageError, argument
@@ -46,6 +46,7 @@ from bert_tasks.recipe.errors import (
 from bert_tasks.recipe.search import SearchSection, as_tuple, changed, checked_space, not_searchable
 from bert_tasks.recipe.toml import (
     DATA_SOURCES,
+    EVALUATE_MODULE,
     Document,
     KeyPath,
     Override,
@@ -89,6 +90,18 @@ def _known_optimizer(name: str) -> str:
     return name
 
 
+def _known_metric(source: Any) -> Any:
+    if isinstance(source, str):
+        if EVALUATE_MODULE.fullmatch(source) is None and _IMPORTED.fullmatch(source) is None:
+            raise ValueError(f"'{source}' is neither 'evaluate:NAME_OR_PATH' nor 'module:function'")
+    elif not callable(source) and not hasattr(source, "compute"):
+        raise ValueError(
+            f"{source!r} is no metric. Expected 'evaluate:NAME_OR_PATH', 'module:function', a function or a module of "
+            "evaluate"
+        )
+    return source
+
+
 @dataclass(frozen=True)
 class OnResume:
     """The effect of another value of a setting on a resumed run.
@@ -116,6 +129,13 @@ LoraTargets = Annotated[
     tuple[LoraTarget, ...], Field(min_length=1), BeforeValidator(as_tuple), AfterValidator(_check_repeats)
 ]
 Trackers = Annotated[tuple[TrackerName, ...], BeforeValidator(as_tuple), AfterValidator(_check_repeats)]
+Names = Annotated[
+    tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(as_tuple), AfterValidator(_check_repeats)
+]
+# A name, or for ``fit`` also a function or a module of evaluate, which no recipe holds.
+MetricSource = Annotated[Any, AfterValidator(_known_metric), WithJsonSchema({"type": "string"})]
+MetricsOfTask = Annotated[tuple[MetricSource, ...], BeforeValidator(as_tuple), AfterValidator(_check_repeats)]
+MetricSources = MetricsOfTask | dict[str, MetricsOfTask]
 # TOML has no null, so 0 and "none" disable the limit.
 Norm = Annotated[
     Positive | None,
@@ -307,6 +327,15 @@ class RunSection(BaseModel):
     """The metric that picks the best model, written `SET/METRIC` for several validation sets. Default: the task's
     primary metric. Each metric knows whether higher or lower is better. Ties are decided by the lower validation loss,
     then by the earlier step."""
+    metrics: Annotated[MetricSources, OnResume("noted")] = ()
+    """Metrics of your own, which are reported behind those of the task. `evaluate:NAME_OR_PATH` is a module of Hugging
+    Face's evaluate, if it needs a configuration `evaluate:NAME_OR_PATH:CONFIGURATION`. `module:function` is a function
+    that takes lists of predictions and of references, and returns numbers by their names. They are for all tasks, or
+    for some of several, for example `{intent = ["evaluate:f1"]}`."""
+    lower_is_better: Names = ()
+    """Names of `metrics`, as they are reported, for which lower is better. A function or a module can also name them
+    itself in its attribute `lower_is_better`, and brier_score, mae, mape, mase, mse and smape of evaluate need neither.
+    For all others higher is better."""
     logging_steps: Annotated[Count, OnResume("silent")] = 10
     """Write a record to metrics.jsonl after that many steps."""
     save_steps: Annotated[Count | None, OnResume("silent")] = None
@@ -659,10 +688,10 @@ def _of_several_tasks(document: Document) -> tuple[Document, list[Problem]]:
         if "data" in entry:
             of_tasks[name], wrong = _data_of_task(name, entry["data"])
             problems += wrong
-            layout = FORMATS.get(of_tasks[name].get("format", ""))
+            format = FORMATS.get(of_tasks[name].get("format", ""))
             entry = {key: value for key, value in entry.items() if key != "data"}
-            if layout is not None and layout.label_names:
-                entry = {"labels": list(layout.label_names.values()), **entry}
+            if format is not None and format.label_names:
+                entry = {"labels": list(format.label_names.values()), **entry}
         settings = {key: value for key, value in entry.items() if key not in ENTRIES}
         keys: KnownKeys = {"settings": (*task_class.stated_settings(), *ENTRIES, "data")}
         checked, wrong = _checked_settings(settings, task_class, keys)

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from bert_tasks.data.problems import did_you_mean
+from bert_tasks.data.issues import did_you_mean
 from bert_tasks.recipe.errors import KnownKeys, Problem
 from bert_tasks.recipe.toml import Document, KeyPath, literal, section_of
 

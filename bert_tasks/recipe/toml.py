@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import tomli_w
 
-from bert_tasks.data.problems import missing_path
+from bert_tasks.data.issues import missing_path
 from bert_tasks.errors import RecipeError
 from bert_tasks.storage import check_path
 
@@ -34,6 +34,8 @@ _PATHS = {
 }
 _DATA_PATHS = {"dir": False, "train": False, "validation": False, "dataset": True}
 DATA_SOURCES = ("dataset", "dir", "train")
+# A module of Hugging Face's evaluate, such as evaluate:glue:mrpc with its configuration.
+EVALUATE_MODULE = re.compile(r"evaluate:(?P<path>.+?)(:(?P<configuration>[\w-]+))?")
 _SOURCE_KEYS = (*DATA_SOURCES, "config", "revision", "validation")
 
 
@@ -184,6 +186,9 @@ def combined(document: Document, folder: Path, changes: Sequence[Override]) -> D
     for layer, start in layers:
         for (*sections, key), only_folders in _PATHS.items():
             _make_absolute(section_of(layer, *sections), start, {key: only_folders})
+        run = section_of(layer, "run")
+        if "metrics" in run:
+            run["metrics"] = _with_absolute_modules(run["metrics"], start)
         result = _merged(result, layer)
     try:  # what is typed, or the name of the recipe's folder, may be no UTF-8
         json.dumps(result, ensure_ascii=False, default=str).encode()
@@ -214,6 +219,20 @@ def _make_absolute(section: Document, start: Path, keys: Mapping[str, bool]) -> 
     for key, only_folders in keys.items():
         if key in section:
             section[key] = _absolute(section[key], start, only_folders=only_folders)
+
+
+def _with_absolute_modules(value: Any, start: Path) -> Any:
+    """Returns the names of metrics with absolute paths of the modules of evaluate that are files or folders."""
+    if isinstance(value, dict):
+        return {key: _with_absolute_modules(item, start) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_with_absolute_modules(item, start) for item in value]
+    module = EVALUATE_MODULE.fullmatch(value) if isinstance(value, str) else None
+    if module is None:
+        return value
+    path = Path(os.path.abspath(start / os.path.expanduser(module["path"])))
+    is_module = path.is_file() or (path / f"{path.name}.py").is_file()
+    return value.replace(module["path"], str(path), 1) if is_module else value
 
 
 def _absolute(value: Any, start: Path, *, only_folders: bool) -> Any:

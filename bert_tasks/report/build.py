@@ -8,8 +8,8 @@ from html import escape
 from pathlib import Path
 from typing import Any, Literal
 
-from bert_tasks.data.problems import counted
-from bert_tasks.data.readers import ReadOptions
+from bert_tasks.data.issues import counted
+from bert_tasks.data.options import ReadOptions
 from bert_tasks.data.writers import DELIMITERS, TableWriter, check_place, flat, json_line, whole_file
 from bert_tasks.environment import check_libraries
 from bert_tasks.errors import UsageError
@@ -33,6 +33,7 @@ from bert_tasks.report.results import (
 )
 from bert_tasks.report.search import search_page
 from bert_tasks.storage import check_path
+from bert_tasks.tables import Result, json_fields
 from bert_tasks.training import files as outputs
 
 _MISTAKE_COLUMNS = ("label", "prediction", "score")
@@ -44,15 +45,12 @@ _ONE_RUN = "--data, --by, --mistakes, --label-issues and --explain are for one r
 class WrittenRows:
     """A file of rows that a report has written, and their number."""
 
-    path: Path
+    file: Path
     rows: int
-
-    def to_json(self) -> dict[str, Any]:
-        return {"file": str(self.path), "rows": self.rows}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class Report(Result):
     """A report that was written.
 
     Attributes:
@@ -84,16 +82,17 @@ class Report:
                 "validation": {name: results.to_json() for name, results in each.items()},
                 "notes": list(run.notes),
                 "missing": list(run.missing),
-                **({} if run.folds is None else {"folds": run.folds}),
+                **({} if run.folds is None else {"folds": run.folds.to_json()}),
             }
             for run, each in zip(self.runs, self.results, strict=True)
         ]
-        parts = {"data": self.on_file, "mistakes": self.mistakes, "label_issues": self.label_issues}
         return {
             "report": str(self.output),
             "runs": runs,
             "comparisons": [comparison.to_json() for comparison in self.comparisons],
-            **{name: None if section is None else section.to_json() for name, section in parts.items()},
+            "data": None if self.on_file is None else self.on_file.to_json(),
+            "mistakes": None if self.mistakes is None else json_fields(self.mistakes),
+            "label_issues": None if self.label_issues is None else json_fields(self.label_issues),
         }
 
     def lines(self) -> list[str]:
@@ -104,10 +103,10 @@ class Report:
             lines += [line for slices in results.slices for line in slices.lines()]
         lines += [] if self.on_file is None else self.on_file.lines()
         lines += [line for comparison in self.comparisons for line in comparison.lines()]
-        lines += [] if self.mistakes is None else [f"{counted(self.mistakes.rows, 'mistake')}: {self.mistakes.path}"]
+        lines += [] if self.mistakes is None else [f"{counted(self.mistakes.rows, 'mistake')}: {self.mistakes.file}"]
         if self.label_issues is not None:
             labels = "1 label that is" if (count := self.label_issues.rows) == 1 else f"{count} labels that are"
-            lines.append(f"{labels} probably wrong: {self.label_issues.path}")
+            lines.append(f"{labels} probably wrong: {self.label_issues.file}")
         return [*lines, f"report: {self.output}"]
 
 
@@ -325,4 +324,4 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]], *, last: Sequence[
             writer = TableWriter(file, list(names), DELIMITERS[path.suffix[1:]], raw=False)
             for row in tables:
                 writer.write(row)
-    return WrittenRows(path=path, rows=len(rows))
+    return WrittenRows(file=path, rows=len(rows))

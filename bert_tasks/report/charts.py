@@ -72,7 +72,7 @@ def drawn_metrics(run: Run) -> list[str]:
     candidates: list[str] = []
     drawn = [] if run.tasks is None else curves(run.tasks)
     for name in run.sets:
-        scores = [metric for metric in run.metrics_of(name) if metric not in run.metadata["metrics"]["lower_is_better"]]
+        scores = [metric for metric in run.metrics_of(name) if metric not in run.metadata.metrics.lower_is_better]
         usual = [metric for metric in drawn if metric in scores]
         keys += [metric_key(name, metric) for metric in usual[: STYLES - 1 if len(run.sets) == 1 else 1]]
         candidates += [metric_key(name, metric) for metric in scores]
@@ -81,11 +81,11 @@ def drawn_metrics(run: Run) -> list[str]:
 
 def loss_chart(run: Run) -> Chart | None:
     """Draws the training loss with its terms, and the validation loss."""
-    steps = [event for event in run.events if event["event"] == "step"]
-    train = [(event["step"], event.get("loss")) for event in steps]
+    steps = [event for event in run.events if event.event == "step"]
+    train = [_point(event.step, event.loss) for event in steps]
     lines = [Line(name="training", points=train, style=0, marked=False)] if train else []
-    for term in dict.fromkeys(term for event in steps for term in event.get("terms", {})):
-        points = [(event["step"], event.get("terms", {}).get(term)) for event in steps]
+    for term in dict.fromkeys(term for event in steps for term in event.terms):
+        points = [_point(event.step, event.terms.get(term)) for event in steps]
         lines.append(Line(name=f"training, {term.replace('-', ' ')}", points=points, style=len(lines), marked=False))
     for style, name in enumerate(run.sets, start=max(1, len(lines))):
         points = _points(run, metric_key(name, LOSS))
@@ -141,12 +141,19 @@ def _chart(lines: Sequence[Line], run: Run | None, unit: str, title: str, *, fro
         x=Axis(name="step", low=0.0, high=last, scale="whole"),
         y=Axis.around(unit, [0.0, *values] if from_zero else values),
         lines=tuple(lines),
-        rule=None if run is None or run.summary is None else (float(run.summary["best_step"]), "best model"),
+        rule=None if run is None or run.summary is None else (float(run.summary.best_step), "best model"),
     )
 
 
 def _points(run: Run, metric: str) -> list[Point]:
-    return [(event["step"], event["metrics"].get(metric)) for event in run.evaluations]
+    return [_point(event.step, event.metrics.get(metric)) for event in run.evaluations]
+
+
+def _point(step: int, value: float | None) -> Point:
+    """Returns a point, which has no value if there is no finite number."""
+    if value is None or not math.isfinite(value):
+        return step, None
+    return step, value
 
 
 def calibration_chart(

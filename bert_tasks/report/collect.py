@@ -9,28 +9,27 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from bert_tasks.checkpoints.hub import FOLDS, fold_runs
-from bert_tasks.data.columns import PASSTHROUGH, Row, head_rows
-from bert_tasks.data.problems import missing_path
-from bert_tasks.data.table import RowTable
+from bert_tasks.data.columns import RECORD, Row, head_rows
+from bert_tasks.data.issues import missing_path
+from bert_tasks.data.rows import Rows
 from bert_tasks.errors import BertTasksError, UsageError
-from bert_tasks.experiments.folds import FoldPredictions, out_of_fold
-from bert_tasks.experiments.seeds import SEEDS
+from bert_tasks.experiments.folds import FoldPredictions, FoldsRecord, out_of_fold
+from bert_tasks.experiments.seeds import SEEDS, SeedsRecord
 from bert_tasks.inference import evaluated_predictions
+from bert_tasks.inference.precision import default_device
 from bert_tasks.metrics.tables import metric_key, metrics_of_set, split_key
 from bert_tasks.model.heads import joined_metrics, metric_table, primary_metric
 from bert_tasks.model.inputs import open_model
 from bert_tasks.model.multitask import AnyModel
-from bert_tasks.model.precision import default_device
 from bert_tasks.model.pretrained import CheckpointFolder, stored_tasks
 from bert_tasks.outputs.prediction import Prediction
 from bert_tasks.recipe.check import prepare
 from bert_tasks.recipe.schema import load_recipe
 from bert_tasks.tasks.base import Task
 from bert_tasks.training import files as outputs
-from bert_tasks.training.records import FoldsRecord, SeedsRecord, read_record
+from bert_tasks.training.records import EventRecord, RunRecord, SummaryRecord, read_record
 
 _TOLERANCE = 1e-4  # batches are formed anew, so the last digits of a probability may differ
 
@@ -65,7 +64,7 @@ class PredictedSet:
 class GivenRows:
     """The rows of each validation set by its name, and the tasks of the heads, of a run of ``fit``."""
 
-    validation: Mapping[str, RowTable]
+    validation: Mapping[str, Rows]
     tasks: Mapping[str, Task]
 
 
@@ -87,33 +86,34 @@ class Run:
 
     folder: Path
     name: str
-    metadata: Mapping[str, Any]
-    events: Sequence[Mapping[str, Any]]
-    summary: Mapping[str, Any] | None
+    metadata: RunRecord
+    events: Sequence[EventRecord]
+    summary: SummaryRecord | None
     recipe: str | None
     tasks: Mapping[str, Task] | None
     predicted: tuple[PredictedSet, ...]
     missing: tuple[str, ...]
-    folds: Mapping[str, Any] | None = None
+    folds: FoldsRecord | None = None
 
     @property
-    def evaluations(self) -> list[Mapping[str, Any]]:
+    def evaluations(self) -> list[EventRecord]:
         """The events of evaluations, in order."""
-        return [event for event in self.events if event["event"] == "evaluation"]
+        return [event for event in self.events if event.event == "evaluation"]
 
     @property
-    def metrics(self) -> Mapping[str, float | None]:
-        """The best model's or all folds' metrics, or an unfinished run's latest."""
+    def metrics(self) -> Mapping[str, float]:
+        """The best model's or all folds' metrics, or an unfinished run's latest. NaN if one has no value."""
         if self.folds is not None:
-            return {name: item["pooled"] for name, item in self.folds["metrics"].items() if item["pooled"] is not None}
+            pooled = {name: metric.out_of_fold for name, metric in self.folds.metrics.items()}
+            return {name: value for name, value in pooled.items() if value is not None}
         if self.summary is not None:
-            return dict(self.summary["metrics"])
-        return dict(self.evaluations[-1]["metrics"]) if self.evaluations else {}
+            return self.summary.metrics
+        return self.evaluations[-1].metrics if self.evaluations else {}
 
     @property
     def sets(self) -> tuple[str, ...]:
         """The names of the validation sets. Thresholds are tuned on the first set."""
-        return tuple(self.metadata["metrics"]["sets"])
+        return tuple(self.metadata.metrics.sets)
 
     @property
     def best_metric(self) -> tuple[str, str]:
@@ -121,24 +121,19 @@ class Run:
 
         If two metrics are equal by definition, this is the name of the one on the page.
         """
-        name, metric = split_key(self.metadata["metrics"]["best"], self.sets)
+        name, metric = split_key(self.metadata.metrics.best, self.sets)
         if self.tasks is None:
             return name, metric
-        metrics = {key: 0.0 if value is None else value for key, value in self.metrics_of(name).items()}
-        return name, metric_table(self.tasks, metrics).repeated.get(metric, metric)
+        return name, metric_table(self.tasks, self.metrics_of(name)).repeated.get(metric, metric)
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Notes for readers of the metrics, from the finished run."""
-        return () if self.summary is None else tuple(self.summary["notes"])
+        return () if self.summary is None else tuple(self.summary.notes)
 
-    def metrics_of(self, name: str) -> dict[str, float | None]:
+    def metrics_of(self, name: str) -> dict[str, float]:
         """Returns the metrics of a validation set, without its name."""
         return metrics_of_set(self.metrics, name)
-
-    def fingerprints(self) -> dict[str, str]:
-        """Returns the fingerprints of the validation sets, by their names in run.json."""
-        return {split: data["fingerprint"] for split, data in self.metadata["data"].items() if split != "train"}
 
 
 def gather(folders: Sequence[Path], fit_rows: GivenRows | None = None) -> list[Run]:
@@ -156,8 +151,8 @@ def gather(folders: Sequence[Path], fit_rows: GivenRows | None = None) -> list[R
     homes: list[Path] = []
     for folder in folders:
         if (folder / SEEDS).is_file():
-            runs = read_record(folder / SEEDS, SeedsRecord, remedy=f"name the runs, {folder}/seed-N")["runs"]
-            homes += [folder / f"seed-{run['seed']}" for run in runs if run["failure"] is None]
+            runs = read_record(folder / SEEDS, SeedsRecord, remedy=f"name the runs, {folder}/seed-N").runs
+            homes += [folder / f"seed-{run.seed}" for run in runs if run.failure is None]
         else:
             homes.append(folder)
     if not homes:
@@ -176,7 +171,7 @@ def gather(folders: Sequence[Path], fit_rows: GivenRows | None = None) -> list[R
     ]
 
 
-def _metadata(home: Path) -> dict[str, Any]:
+def _metadata(home: Path) -> RunRecord:
     """Returns run.json, of the first fold if there are folds, or raises UsageError."""
     metadata = outputs.read_run_metadata(home / "fold-1" if (home / FOLDS).is_file() else home)
     if metadata is not None:
@@ -190,36 +185,33 @@ def _metadata(home: Path) -> dict[str, Any]:
     raise UsageError(f"{home}: {problem if home.exists() else missing_path(home, 'folder')}")
 
 
-def _cross_validation(folder: Path, name: str, metadata: dict[str, Any]) -> Run:
+def _cross_validation(folder: Path, name: str, metadata: RunRecord) -> Run:
     """Returns all folds as one run. ``metadata`` is run.json of the first fold."""
-    content = read_record(folder / FOLDS, FoldsRecord, remedy="run the command again to write it anew")
-    homes = [folder / f"fold-{run['fold']}" for run in content["runs"]]
-    missing = [f"{note[:1].upper()}{note[1:]}." for note in content["notes"]]
+    folds = read_record(folder / FOLDS, FoldsRecord, remedy="run the command again to write it anew")
+    homes = [folder / f"fold-{run.fold}" for run in folds.runs]
+    missing = [f"{note[:1].upper()}{note[1:]}." for note in folds.notes]
     tasks: dict[str, Task] | None = None
     predicted: tuple[PredictedSet, ...] = ()
-    data = {**metadata["data"]["train"], "rows": content["rows"]}
+    split = metadata.data["train"].model_copy(update={"rows": folds.rows})
     try:
-        held_out, data["fingerprint"] = _held_out(homes)
+        held_out, split.fingerprint = _held_out(homes)
         predicted = (held_out,)
         tasks = {held_out.head: held_out.task}
     except (BertTasksError, OSError) as error:
         missing.append(f"The models could not predict their rows again: {error}")
+    metrics = metadata.metrics.model_copy(update={"sets": [""], "best": folds.metric})
+    about_all = {"rows": folds.rows, "data": {"held_out": split}, "metrics": metrics}
     return Run(
         folder=folder,
         name=name,
-        metadata={
-            **metadata,
-            "rows": content["rows"],
-            "data": {"held_out": data},
-            "metrics": {**metadata["metrics"], "sets": [""], "best": content["metric"]},
-        },
+        metadata=metadata.model_copy(update=about_all),
         events=(),
         summary=None,
         recipe=_recipe_text(homes[0]),
         tasks=tasks,
         predicted=predicted,
         missing=tuple(missing),
-        folds=content,
+        folds=folds,
     )
 
 
@@ -249,8 +241,8 @@ def _held_out(homes: Sequence[Path]) -> tuple[PredictedSet, str]:
     for number, home in enumerate(homes, start=1):
         prepared = prepare(load_recipe(home / outputs.RECIPE))
         table, metadata = prepared.splits.held_out, outputs.read_run_metadata(home)
-        train = {} if metadata is None else metadata["data"].get("train", {})
-        if table is None or train.get("fingerprint") != prepared.splits.train.fingerprint:
+        train = None if metadata is None else metadata.data.get("train")
+        if table is None or train is None or train.fingerprint != prepared.splits.train.fingerprint:
             raise UsageError(f"{prepared.splits.train.source} has changed since the run of {home}")
         tasks = {name: head.task for name, head in prepared.heads.items()}
         model = load_model(home, tasks).one_task()
@@ -263,7 +255,7 @@ def _held_out(homes: Sequence[Path]) -> tuple[PredictedSet, str]:
 
 
 def with_file_columns(run: Run) -> Run:
-    """Returns the run with rows that have all columns of their file (``PASSTHROUGH``).
+    """Returns the run with rows that have all columns of their file (``RECORD``).
 
     The rows are read again, because predictions need the tasks' columns only. A run without a recipe does not change.
 
@@ -274,7 +266,7 @@ def with_file_columns(run: Run) -> Run:
         return run
     home = run.folder if run.folds is None else run.folder / "fold-1"
     splits = prepare(load_recipe(home / outputs.RECIPE), passthrough="all").splits
-    tables: Mapping[str, RowTable] = splits.validation
+    tables: Mapping[str, Rows] = splits.validation
     if splits.held_out is not None and splits.held_out.part is not None and run.folds is not None:
         tables = {"": splits.held_out.part[0]}
     predicted = []
@@ -285,14 +277,12 @@ def with_file_columns(run: Run) -> Run:
         differs = any(new[name] != row[name] for row, new in pairs for name in row.keys() & new)
         if differs or len(read) != len(each.rows):
             raise UsageError(f"{each.source} has changed while the report was made. Run the command again")
-        rows = [
-            {**row, PASSTHROUGH: again[number][PASSTHROUGH]} for row, number in zip(each.rows, numbers, strict=True)
-        ]
+        rows = [{**row, RECORD: again[number][RECORD]} for row, number in zip(each.rows, numbers, strict=True)]
         predicted.append(replace(each, rows=rows))
     return replace(run, predicted=tuple(predicted))
 
 
-def _run(folder: Path, name: str, metadata: dict[str, Any], rows_of_fit: GivenRows | None) -> Run:
+def _run(folder: Path, name: str, metadata: RunRecord, rows_of_fit: GivenRows | None) -> Run:
     summary = outputs.read_summary(folder)
     predicted, tasks, missing = _predict_validation(folder, metadata, rows_of_fit)
     if tasks is None:
@@ -303,7 +293,7 @@ def _run(folder: Path, name: str, metadata: dict[str, Any], rows_of_fit: GivenRo
             0, "The run is unfinished. Metrics are of the latest evaluation, all else is of the best model so far."
         )
     elif tasks is not None:
-        missing += _changed_metrics(predicted, tasks, summary["metrics"])
+        missing += _changed_metrics(predicted, tasks, summary.metrics)
     return Run(
         folder=folder,
         name=name,
@@ -318,7 +308,7 @@ def _run(folder: Path, name: str, metadata: dict[str, Any], rows_of_fit: GivenRo
 
 
 def _changed_metrics(
-    predicted: Sequence[PredictedSet], tasks: Mapping[str, Task], recorded: Mapping[str, float | None]
+    predicted: Sequence[PredictedSet], tasks: Mapping[str, Task], recorded: Mapping[str, float]
 ) -> list[str]:
     """Returns a sentence for each validation set on which the saved model does not reproduce the run's own metric."""
     by_set: dict[str, dict[str, dict[str, float]]] = {}
@@ -336,7 +326,7 @@ def _changed_metrics(
 
 
 def _predict_validation(
-    folder: Path, metadata: Mapping[str, Any], rows_of_fit: GivenRows | None
+    folder: Path, metadata: RunRecord, rows_of_fit: GivenRows | None
 ) -> tuple[list[PredictedSet], Mapping[str, Task] | None, list[str]]:
     """Returns the predictions for each validation set and head, the tasks, and missing parts."""
     if rows_of_fit is None and not (folder / outputs.RECIPE).is_file():
@@ -359,7 +349,8 @@ def _predict_validation(
     missing: list[str] = []
     for name, table in rows_of_fit.validation.items():
         split = f"validation_{name}" if name else "validation"
-        if metadata["data"].get(split, {}).get("fingerprint") != table.fingerprint:
+        recorded = metadata.data.get(split)
+        if recorded is None or recorded.fingerprint != table.fingerprint:
             missing.append(f"{table.source} has changed since the run, so its results cannot be shown.")
             continue
         try:

@@ -6,13 +6,13 @@ are independent of each other.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from bert_tasks.errors import UsageError
 from bert_tasks.report.collect import Run
 from bert_tasks.report.results import Results
 from bert_tasks.report.statistics import Estimate, difference, permutation_test
+from bert_tasks.tables import Result
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class ComparedRun:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class Comparison(Result):
     """The runs on a validation set. ``percent`` means a scale of 0 to 100."""
 
     name: str
@@ -42,9 +42,6 @@ class Comparison:
     unit: str
     percent: bool
     runs: tuple[ComparedRun, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
     def lines(self) -> list[str]:
         """Returns a table for people."""
@@ -69,17 +66,17 @@ def check_comparable(runs: Sequence[Run]) -> None:
     """
 
     def rows(run: Run) -> str:
-        splits = {split: data for split, data in run.metadata["data"].items() if split != "train"}
-        return ", ".join(f"{data['source']} {data['fingerprint'][:8]}" for data in splits.values())
+        splits = [split for name, split in run.metadata.data.items() if name != "train"]
+        return ", ".join(f"{split.source} {split.fingerprint[:8]}" for split in splits)
 
     first = runs[0]
     for other in runs[1:]:
-        if other.metadata["task"] != first.metadata["task"]:
+        if other.metadata.task != first.metadata.task:
             raise UsageError(
-                f"{first.name} is a run of {first.metadata['task']}, {other.name} of {other.metadata['task']}. Runs of "
+                f"{first.name} is a run of {first.metadata.task}, {other.name} of {other.metadata.task}. Runs of "
                 "different tasks cannot be compared. Make a report for each alone"
             )
-        if other.fingerprints() != first.fingerprints():
+        if other.metadata.validation_fingerprints != first.metadata.validation_fingerprints:
             raise UsageError(
                 f"{first.name} and {other.name} were validated on different rows ({rows(first)} and {rows(other)}), so "
                 "their scores cannot be compared. Make a report for each alone, or set data.validation so that runs "

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from bert_tasks.data.columns import Row
+from bert_tasks.model.prediction import predict_rows
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.outputs.explanation import Explanation
 from bert_tasks.outputs.sections import MOST_CHARACTERS, Shading
@@ -20,7 +21,7 @@ def with_explanations(results: Results, model: TaskModel, count: int) -> Results
         return results
     items = list(examples.items)
     explained = [(index, example.row) for index, example in enumerate(items[:count]) if example.row is not None]
-    predictions = model.predict_rows([row for _, row in explained], explain=True)
+    predictions = predict_rows(model, [row for _, row in explained], explain=True)
     for (index, row), prediction in zip(explained, predictions, strict=True):
         explanation = prediction.explanation
         contributions = [word.contribution for word in explanation.words]

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from bert_tasks.data.columns import Row, first_column
+from bert_tasks.data.kinds import Label
 from bert_tasks.errors import UsageError
 from bert_tasks.report.collect import Run
 
@@ -52,7 +53,7 @@ def label_issues_of(run: Run) -> tuple[LabelIssue, ...]:
         raise UsageError(f"{run.folder}: --label-issues needs predictions. {' '.join(run.missing)}")
     predicted = run.predicted[0]
     labels = predicted.task.output.labels
-    column = first_column(predicted.task.columns, lambda column_type: column_type.is_single_class)
+    column = first_column(predicted.task.columns, Label)
     scores = [getattr(prediction, "scores", None) for prediction in predicted.predictions]
     if column is None or not all(isinstance(item, Mapping) and item.keys() >= set(labels) for item in scores):
         raise UsageError(
@@ -72,14 +73,14 @@ def weak_folds_note(run: Run) -> str | None:
     """
     if run.folds is None or not run.predicted:
         return None
-    column = first_column(run.predicted[0].task.columns, lambda column_type: column_type.is_single_class)
+    column = first_column(run.predicted[0].task.columns, Label)
     if column is None:
         return None
     labels = [row[column.name] for row in run.predicted[0].rows if row.get(column.name) is not None]
     majority, count = Counter(labels).most_common(1)[0]
     share = count / len(labels)
-    folds = run.folds["runs"]
-    weak = [str(fold["fold"]) for fold in folds if fold["metrics"].get("accuracy", 1.0) <= share]
+    folds = run.folds.runs
+    weak = [str(fold.fold) for fold in folds if fold.metrics.get("accuracy", 1.0) <= share]
     if not weak:
         return None
     return (

@@ -3,6 +3,7 @@
 Owns the order of the page and the format of numbers. The templates and the style sheet are in ``templates/``.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -12,6 +13,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import escape
 
+from bert_tasks.experiments.folds import FoldsRecord
 from bert_tasks.metrics.tables import LOSS, metric_key, untuned
 from bert_tasks.outputs.sections import MOST_EXAMPLES, Chart, cut, thinned
 from bert_tasks.report import charts
@@ -51,9 +53,9 @@ def run_page(
     # The table of the folds has all metrics.
     items, half = [] if run.folds is not None else list(overall_metrics(run).items()), _MOST_METRICS // 2
     recorded = items if len(items) <= _MOST_METRICS else items[:half] + items[-half:]  # both ends hold overall ones
-    model = run.metadata["settings"].get("model.name")
-    subtitle = [str(run.metadata["task"]), *([] if model is None else [f"from {model}"])]
-    subtitle += [] if run.folds is not None else [f"{run.metadata['rows']:,} training rows"]
+    model = run.metadata.settings.get("model.name")
+    subtitle = [run.metadata.task, *([] if model is None else [f"from {model}"])]
+    subtitle += [] if run.folds is not None else [f"{run.metadata.rows:,} training rows"]
     role = "validation" if run.folds is None else "held-out"
     subtitle += [f"{each.rows:,} {role} {each.sections.unit} {name}".rstrip() for name, each in results.items()]
     share = len(results) + (on_file is not None)
@@ -83,15 +85,17 @@ def run_page(
     )
 
 
-def _fold_rows(folds: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
+def _fold_rows(folds: FoldsRecord) -> list[tuple[str, list[str]]]:
     """Returns each metric's name, total, mean, standard deviation and fold values."""
     rows = []
-    for name, metric in folds["metrics"].items():
-        values = [metric["pooled"], *(fold["metrics"].get(name) for fold in folds["runs"])]
-        numbers = [value for value in values if value is not None]
+    for name, metric in folds.metrics.items():
+        values = [metric.out_of_fold, *(fold.metrics.get(name) for fold in folds.runs)]
+        numbers = [value for value in values if value is not None and math.isfinite(value)]
         is_count = any(value > 1 for value in numbers) and all(value == int(value) for value in numbers)
-        overall, *each = (number(int(value) if is_count and value is not None else value) for value in values)
-        rows.append((cut(name, _MOST_NAME), [overall, number(metric["mean"]), number(metric["std"]), *each]))
+        if is_count:
+            values = [int(value) if value in numbers else None for value in values]
+        overall, *each = map(number, values)
+        rows.append((cut(name, _MOST_NAME), [overall, number(metric.mean), number(metric.std), *each]))
     return rows
 
 
@@ -163,7 +167,7 @@ def _set_section(run: Run, name: str, results: Results, share: int) -> dict[str,
         headline = {best: Estimate(value=run.metrics.get(metric_key(best_set, best))), **headline}
     tries = len(run.evaluations)
     reasons = [f"the best of {tries:,} checkpoints was chosen"] if best_set == name and tries > 1 else []
-    if untuned(run.metadata["metrics"]["primary"]) in run.metrics_of(name):
+    if untuned(run.metadata.metrics.primary) in run.metrics_of(name):
         reasons.append("thresholds were tuned")
     if results.sections.uncalibrated is not None:
         reasons.append("the temperature was fitted")
@@ -296,28 +300,28 @@ def p_value(value: float | None) -> str:
 
 def _properties(run: Run) -> list[tuple[str, str]]:
     """Names and values of what was run."""
-    metadata, settings, summary = run.metadata, run.metadata["settings"], run.summary
-    facts = [("task", metadata["task"]), ("model", settings.get("model.name"))]
-    facts += [(f"{split} rows from", data["source"]) for split, data in metadata["data"].items()]
-    facts += [(f"{split} fingerprint", data["fingerprint"][:12]) for split, data in metadata["data"].items()]
+    metadata, settings, summary = run.metadata, run.metadata.settings, run.summary
+    facts = [("task", metadata.task), ("model", settings.get("model.name"))]
+    facts += [(f"{name} rows from", split.source) for name, split in metadata.data.items()]
+    facts += [(f"{name} fingerprint", split.fingerprint[:12]) for name, split in metadata.data.items()]
     if run.folds is not None:
-        facts += [("folds", run.folds["summary"]), ("models", f"one per fold, {run.folder}/fold-N (first one below)")]
-    facts += [("training rows", f"{metadata['rows']:,}"), ("steps", f"{metadata['steps']:,}")]
+        facts += [("folds", run.folds.summary), ("models", f"one per fold, {run.folder}/fold-N (first one below)")]
+    facts += [("training rows", f"{metadata.rows:,}"), ("steps", f"{metadata.steps:,}")]
     if summary is not None:
-        minutes, seconds = divmod(round(summary["train_seconds"]), 60)
+        minutes, seconds = divmod(round(summary.train_seconds), 60)
         hours, minutes = divmod(minutes, 60)
         time = f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
-        facts += [("best model after step", f"{summary['best_step']:,}"), ("training time", time)]
-        facts += [("stopped early", "yes" if summary["stopped_early"] else "no")]
+        facts += [("best model after step", f"{summary.best_step:,}"), ("training time", time)]
+        facts += [("stopped early", "yes" if summary.stopped_early else "no")]
     for event in run.events:
-        if event["event"] == "agreement":
-            shares = [f"{share:.1%}{f' on {name}' if name else ''}" for name, share in event["agreement"].items()]
+        if event.event == "agreement":
+            shares = [f"{share:.1%}{f' on {name}' if name else ''}" for name, share in event.agreement.items()]
             facts += [("predictions as the teacher's", ", ".join(shares))]
     in_steps = settings.get("optim.max_steps") is not None
     facts += [(name, settings.get(key)) for name, key in _SETTINGS if not (in_steps and key == "optim.epochs")]
-    facts += [("seed", metadata["seed"]), ("processes", f"{metadata['processes']} x {metadata['device']}")]
-    facts += [(name, metadata[key]) for name, key in (("attention", "attention"), ("machine", "platform"))]
-    facts += [("python", metadata["python"]), *metadata["versions"].items()]
+    facts += [("seed", metadata.seed), ("processes", f"{metadata.processes} x {metadata.device}")]
+    facts += [("attention", metadata.attention), ("machine", metadata.platform)]
+    facts += [("python", metadata.python), *metadata.versions.items()]
     return [(name, str(value)) for name, value in facts if value is not None]
 
 

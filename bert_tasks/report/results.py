@@ -6,9 +6,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from bert_tasks.data.columns import FOLD_GROUP, PASSTHROUGH, Row, head_rows
-from bert_tasks.data.problems import counted, did_you_mean, first_few
-from bert_tasks.data.readers import ReadOptions
+from bert_tasks.data.columns import FOLD_GROUP, RECORD, Row, head_rows
+from bert_tasks.data.issues import counted, did_you_mean, first_few
+from bert_tasks.data.options import ReadOptions
+from bert_tasks.data.trained_reading import options_for_file
 from bert_tasks.errors import UsageError
 from bert_tasks.inference import evaluate_data
 from bert_tasks.inference.evaluation import Score, labelled_table
@@ -20,13 +21,14 @@ from bert_tasks.outputs.prediction import Prediction
 from bert_tasks.outputs.sections import ReportSections
 from bert_tasks.report.collect import Run, load_model
 from bert_tasks.report.statistics import Estimate, bootstrap
+from bert_tasks.tables import Result
 from bert_tasks.tasks.base import Task
 from bert_tasks.training import files as outputs
 
 MOST_VALUES = 20  # values of a column that have a row of their own
 EMPTY = "(empty)"
 FEW_ROWS = 30  # below which a page warns of the scores of a slice
-_INTERNAL = (PASSTHROUGH, FOLD_GROUP, "line")  # the fields of a row that are no columns
+_INTERNAL = (RECORD, FOLD_GROUP, "line")  # the fields of a row that are no columns
 
 Scores = Mapping[str, Estimate]
 
@@ -143,7 +145,7 @@ def score_table(word: str, rows: Sequence[ScoreRow], overall: Mapping[str, float
 
 
 @dataclass(frozen=True, kw_only=True)
-class Slices:
+class Slices(Result):
     """The scores of the rows with each value of a column, the most frequent first.
 
     Attributes:
@@ -280,7 +282,7 @@ def group_rows(column: str, rows: Sequence[Row]) -> tuple[dict[str, list[int]], 
 
 def file_cells(row: Row) -> Mapping[str, Any]:
     """Returns the file's columns of a row, or the task's columns without them."""
-    kept = row.get(PASSTHROUGH)
+    kept = row.get(RECORD)
     if kept is None:
         return {name: value for name, value in row.items() if name not in _INTERNAL and value is not None}
     cells: Mapping[str, Any] = json.loads(kept)
@@ -288,7 +290,7 @@ def file_cells(row: Row) -> Mapping[str, Any]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FileResults:
+class FileResults(Result):
     """The results of a model on the rows of a file.
 
     Attributes:
@@ -362,7 +364,7 @@ def results_on_file(
     """
     model = model_of(run, f"to evaluate on {data}")
     reading = reading_for_labels(model, data, read_options)
-    options = reading.for_file(data, model.columns, model.row_columns)
+    options = options_for_file(reading, data, model.columns, model.row_columns)
     table = labelled_table(model, data, reading=options, on_error=on_error, passthrough="all")
     evaluation = evaluate_data(model, table, reading=options)
     rows, only = list(table), evaluation.scores.get("")

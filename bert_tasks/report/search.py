@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from bert_tasks.data.problems import counted
+from bert_tasks.data.issues import counted
 from bert_tasks.experiments.search import BEST, LUCK, load_search, shown_value
 from bert_tasks.report.page import page_environment
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from bert_tasks.environment import check_libraries
 from bert_tasks.errors import UsageError
-from bert_tasks.model.graph import LIBRARIES
-from bert_tasks.model.precision import DType
+from bert_tasks.export.graph import LIBRARIES
+from bert_tasks.inference.precision import DType
 from bert_tasks.serving.limits import Limits
 from bert_tasks.serving.listener import bound_listener
 from bert_tasks.tasks.base import Task

@@ -24,7 +24,7 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from typing_extensions import TypedDict
 
 from bert_tasks.data.columns import source_columns
-from bert_tasks.data.problems import counted
+from bert_tasks.data.issues import counted
 from bert_tasks.errors import CheckpointError, DataError, NotFiniteScoresError, UsageError
 from bert_tasks.model.multitask import AnyModel
 from bert_tasks.serving.batching import Batcher, QueueFullError, retrieve_exception
@@ -73,6 +73,7 @@ from bert_tasks.storage import sha256
 from bert_tasks.tasks.base import Task
 from bert_tasks.tasks.embedding import Embedding
 from bert_tasks.tasks.reranking import can_rank
+from bert_tasks.tasks.several import task_name
 from bert_tasks.tasks.zero_shot import zero_shot_task
 
 T = TypeVar("T")
@@ -90,7 +91,7 @@ class State(TypedDict):
 def build_app(served: Served, gate: Gate, *, name: str) -> FastAPI:
     """Builds the application, without documentation that loads foreign scripts."""
     model, _ = _named(served, None, "query")
-    description = f"{model.task_name} with {name}."
+    description = f"{task_name(model.tasks)} with {name}."
     app = FastAPI(title=f"bert-tasks: {name}", description=description, docs_url=None, redoc_url=None)
 
     @app.exception_handler(StarletteHTTPException)
@@ -322,7 +323,7 @@ def _add_description(app: FastAPI, served: Served, limits: Limits, name: str) ->
         return JSONResponse(
             {
                 "model": name,
-                "task": model.task_name,
+                "task": task_name(model.tasks),
                 "pipeline_tag": pipeline_tag,
                 "problem_type": problem_type,
                 "labels": list(model.labels),

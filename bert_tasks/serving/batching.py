@@ -18,9 +18,11 @@ from torch import Tensor
 from bert_tasks.data.columns import Row, input_rows
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import DataError, GivenUpError, UsageError
-from bert_tasks.model.encoder_with_heads import ForwardFn, predictions_of_rows
+from bert_tasks.model import windows
+from bert_tasks.model.encoder_with_heads import ForwardFn
 from bert_tasks.model.explanation import check_explainable
 from bert_tasks.model.multitask import AnyModel
+from bert_tasks.model.prediction import decode, predict_rows, prediction_of_row
 from bert_tasks.outputs.features import Feature
 from bert_tasks.tasks.base import Task
 from bert_tasks.tasks.features import checked_features
@@ -66,7 +68,7 @@ class Batcher:
 
     Args:
         model: The model.
-        run: Runs a packed batch, see ``model.precision.logits_of``.
+        run: Runs a packed batch, see ``inference.precision.logits_of``.
         batch_tokens, max_wait: See ``serving.serve``.
         max_queue: Maximum number of requests that wait, and of requests for explanations.
         observe: Called with the number of requests and rows of every batch that was run.
@@ -90,7 +92,7 @@ class Batcher:
             self.no_explanations = str(error)
         self._model, self._run, self._observe = model, run, observe
         self._max_queue, self._max_wait = max_queue, max_wait
-        self._tokens = model.batch_tokens if batch_tokens is None else batch_tokens
+        self._tokens = windows.batch_tokens(model) if batch_tokens is None else batch_tokens
         self._requests: deque[_Request] = deque()
         self._arrived = asyncio.Event()
         self._explanations = 0  # requests for them that are not answered yet, which have a limit of their own
@@ -119,7 +121,7 @@ class Batcher:
         task: Task | None = None,
         check: Callable[[Sequence[Feature]], None] = lambda features: None,
     ) -> Sequence[Any]:
-        """Returns one prediction per validated row, in row order, as ``predict_rows`` of the model yields it.
+        """Returns one prediction per validated row, in row order, as ``predict_rows`` yields it.
 
         Cancelling it removes the request from the queue.
 
@@ -153,20 +155,20 @@ class Batcher:
         model = self._model
         tokenizer = model.require_tokenizer()
         if task is None:
-            return model.features(rows, tokenizer)
+            return windows.features_of(model, rows, tokenizer)
         return checked_features(task, rows, tokenizer, model.config)
 
     def _explained(self, rows: Sequence[Row]) -> Sequence[Any]:
         """Predicts and explains rows that are short enough, because an explanation that has begun cannot be stopped."""
         model = self._explained_model
-        features = model.features(rows, model.require_tokenizer())
+        features = windows.features_of(model, rows, model.require_tokenizer())
         tokens = sum(len(feature["input_ids"]) for feature in features)
         if tokens > MOST_EXPLAINED_TOKENS:
             raise DataError(
                 f"the windows of the row have {tokens:,} tokens, and the server explains up to "
                 f"{MOST_EXPLAINED_TOKENS:,}. Shorten the row, or explain it with `bert-tasks predict --explain`"
             )
-        return list(model.predict_rows(rows, explain=True))
+        return list(predict_rows(model, rows, explain=True))
 
     async def _predicted(
         self, rows: Sequence[Row], task: Task | None, check: Callable[[Sequence[Feature]], None]
@@ -242,13 +244,13 @@ class Batcher:
             return self._run(batch)
 
         features = [feature for request in requests for feature in request.features]
-        room = max(self._tokens, self._model.batch_tokens)
-        compact = iter(self._model.forward_windows(features, max_tokens=room, forward_fn=logits))
+        room = max(self._tokens, windows.batch_tokens(self._model))
+        compact = iter(windows.forward_windows(self._model, features, max_tokens=room, forward_fn=logits))
         answers: list[Sequence[Any]] = []
         for request in requests:
-            windows: Sequence[Tensor] = [next(compact) for _ in request.features]
+            inputs: Sequence[Tensor] = [next(compact) for _ in request.features]
             if request.task is not None:
-                windows = request.task.output.compact(windows, request.features)
-            by_head = self._model.decode(windows, request.features, request.rows, self._tasks(request.task))
-            answers.append(predictions_of_rows(by_head))
+                inputs = request.task.output.compact(inputs, request.features)
+            decoded = decode(self._model, inputs, request.features, request.rows, self._tasks(request.task))
+            answers.append([prediction_of_row(predictions) for predictions in decoded])
         return answers

@@ -15,21 +15,14 @@ from types import GenericAlias, MappingProxyType
 from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import HTTPException
-from pydantic import BaseModel, Field, PydanticUserError, TypeAdapter, ValidationError, create_model
+from pydantic import BaseModel, Field, PydanticUserError, StringConstraints, TypeAdapter, ValidationError, create_model
 
-from bert_tasks.data.columns import (
-    Columns,
-    Row,
-    as_row,
-    complete_row,
-    rename_row,
-    source_columns,
-    stored_names,
-    text_columns,
-    without_labels,
-)
-from bert_tasks.data.problems import RowError
-from bert_tasks.data.validator import row_validator
+from bert_tasks.data.batch import Batch, Record
+from bert_tasks.data.columns import Columns, Row, as_row, source_columns, stored_names, text_columns, without_labels
+from bert_tasks.data.kinds import LEAST_CHOICES, Choices, ColumnKind, Id
+from bert_tasks.data.kinds.texts import TextList
+from bert_tasks.data.layouts import derived_from
+from bert_tasks.data.reading import conversion_of
 from bert_tasks.errors import BertTasksError, CheckpointError, DataError, UsageError
 from bert_tasks.model.multitask import AnyModel
 from bert_tasks.outputs.features import Feature
@@ -37,6 +30,7 @@ from bert_tasks.outputs.prediction import Prediction
 from bert_tasks.serving.limits import Limits
 from bert_tasks.tasks.base import Task
 from bert_tasks.tasks.examples import example_rows_of
+from bert_tasks.tasks.several import task_name
 from bert_tasks.tasks.zero_shot import HYPOTHESIS, ZeroShotClassification, zero_shot_task
 
 INPUTS = "inputs"  # the key of several rows
@@ -133,7 +127,7 @@ class BodyReader:
     ) -> None:
         self._limits, self._names = limits, names
         self._columns = columns
-        self._validator = row_validator(self._columns)
+        self._conversion = conversion_of(self._columns, others=names)
         names_read = stored_names(self._columns)
         self._rejected: dict[str, str] = {}
         for name, reason in rejected.items():
@@ -171,21 +165,16 @@ class BodyReader:
                 raise body_error(path, str(error).partition(": ")[2]) from None
         if not isinstance(content, dict):
             raise body_error(path, _NO_OBJECT)
-        try:
-            cells: Row = content
-            if not isinstance(self._columns, Mapping):  # several tasks know their names
-                cells = rename_row(complete_row(content, self._columns, self._names), self._names, self._columns)
-        except RowError as error:
-            raise body_error(path, error.message) from None
         for name, reason in self._rejected.items():
-            if cells.get(name) is not None:
+            if content.get(name) is not None or content.get(self._names.get(name, name)) is not None:
                 raise body_error(path, reason)
-        row, errors = self._validator.validate(cells)
-        if errors:
-            first = errors[0]
+        converted = self._conversion.convert(Batch.of([Record(0, content)]))
+        if converted.problems:
+            first = converted.problems[0][0]
             if first.column is not None:
                 path = (*path, first.column)
             raise body_error(path, first.message)
+        row = converted.row(0)
         for name, value in row.items():
             length = _length(value)
             if length > self._limits.characters:
@@ -325,6 +314,17 @@ def _prediction_type(task: Task) -> Any:
     return prediction_type
 
 
+def _value_type(kind: ColumnKind, most: int) -> Any:
+    """Returns the type of a column's values of ``most`` characters in a request."""
+    text: Any = Annotated[str, StringConstraints(max_length=most)]
+    if isinstance(kind, Id):
+        return text | int
+    if isinstance(kind, TextList):
+        least = LEAST_CHOICES if isinstance(kind, Choices) else 0
+        return Annotated[list[text], Field(min_length=least, max_length=most)]
+    return text
+
+
 def request_schema(model: AnyModel, limits: Limits, adapters: Sequence[str] = (), *, labels: Task | None = None) -> Any:
     """Returns the OpenAPI type of a request, one row or ``{"inputs": [rows]}``.
 
@@ -335,19 +335,19 @@ def request_schema(model: AnyModel, limits: Limits, adapters: Sequence[str] = ()
         labels: The task of labels in a request, if the request has labels.
     """
     task, names = model.tasks.get(""), model.columns
-    task_name, columns = model.task_name, source_columns(model.input_columns)
+    shown_task, columns = task_name(model.tasks), source_columns(model.input_columns)
     if labels is not None:
-        task, task_name, columns = labels, labels.name, source_columns(without_labels(labels.columns))
+        task, shown_task, columns = labels, labels.name, source_columns(without_labels(labels.columns))
     fields: dict[str, Any] = {}
     for column in columns:
-        value_type = column.type.request_type(limits.characters)
+        value_type = _value_type(column.type, limits.characters)
         if not column.required:
             value_type = value_type | None
-        is_needed = column.required and column.type.replacement(columns) is None
+        is_needed = column.required and derived_from(column, columns) is None
         default = ... if is_needed else None
         fields[column.name] = (value_type, default)
     others = [f"The column {name} may be called {names[name]}" for name in fields if name in names]
-    description = ". ".join([f"A row of {task_name}. Other keys are not read", *others]) + "."
+    description = ". ".join([f"A row of {shown_task}. Other keys are not read", *others]) + "."
     row: Any = create_model("Row", __doc__=description, **fields)
     one: Any = row | str if len(text_columns(columns)) == 1 else row
     inputs: Any = (Annotated[list[one], Field(min_length=1, max_length=limits.rows)], ...)

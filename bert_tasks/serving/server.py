@@ -19,19 +19,21 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+import torch
 import uvicorn
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from bert_tasks.data.problems import counted
-from bert_tasks.data.readers import ReadOptions
+from bert_tasks.data.issues import counted
+from bert_tasks.data.options import ReadOptions
 from bert_tasks.errors import CheckpointError, NoHeadError, NotFiniteScoresError, UsageError, argument
 from bert_tasks.inference.embedding import load_embedder
+from bert_tasks.inference.precision import DType, default_device, logits_of
 from bert_tasks.model.encoder_with_heads import ForwardFn
 from bert_tasks.model.inputs import load_trained
 from bert_tasks.model.multitask import AnyModel
-from bert_tasks.model.precision import DType, default_device, logits_of
+from bert_tasks.model.prediction import predict_rows
 from bert_tasks.serving.app import build_app, encoded
 from bert_tasks.serving.batching import Batcher
 from bert_tasks.serving.gate import HEADER_BYTES, Gate
@@ -41,6 +43,7 @@ from bert_tasks.serving.metrics import ServerMetrics
 from bert_tasks.serving.requests import example_rows, written_prediction
 from bert_tasks.tasks.base import Task
 from bert_tasks.tasks.embedding import Embedding
+from bert_tasks.tasks.several import task_name
 
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 _KEEP_ALIVE = 5  # seconds until an idle connection is closed
@@ -154,7 +157,7 @@ async def run_server(
                     served[key] = model, await stack.enter_async_context(batcher)
                 gate.app = build_app(served, gate, name=name)
                 default, _ = next(iter(served.values()))
-                notify(f"{default.task_name} on {_url_of(listener)}  (SIGTERM or Ctrl-C stops)")
+                notify(f"{task_name(default.tasks)} on {_url_of(listener)}  (SIGTERM or Ctrl-C stops)")
                 await serving
         finally:
             server.should_exit = True
@@ -219,12 +222,12 @@ def load_warm(
             raise NoHeadError(f"{error}. To serve vectors of texts, use {argument('task', Embedding.name)}") from None
     loaded.to(default_device())
     for other in earlier:
-        loaded.share_weights(other)
+        _share_weights(loaded, other)
     run = logits_of(loaded, dtype)
     rows = example_rows(loaded)
     try:
         for batch in (rows[:1], rows, [*rows] * 8):
-            predictions = loaded.predict_rows(batch, forward_fn=run)
+            predictions = predict_rows(loaded, batch, forward_fn=run)
             encoded([written_prediction(prediction) for prediction in predictions])
     except NotFiniteScoresError:
         folder = model if adapter is None else adapter
@@ -269,3 +272,11 @@ def _signals_to(server: uvicorn.Server) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _share_weights(model: AnyModel, other: AnyModel) -> None:
+    """Shares the memory of equal weights with another model on the same device."""
+    weights = dict(other.named_parameters())
+    for name, weight in model.named_parameters():
+        if name in weights and weights[name].shape == weight.shape and torch.equal(weights[name], weight):
+            weight.data = weights[name].data

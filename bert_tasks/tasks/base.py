@@ -15,17 +15,19 @@ import numpy as np
 
 from bert_tasks.data.checks import check_splits
 from bert_tasks.data.columns import Column, Row
+from bert_tasks.data.features import Truncation
+from bert_tasks.data.kinds import Text
 from bert_tasks.data.profile import ColumnProfile
+from bert_tasks.data.rows import Rows
 from bert_tasks.data.splits import Splits
-from bert_tasks.data.table import RowTable, Truncation
 from bert_tasks.encoder.config import EncoderConfig, HeadKind
 from bert_tasks.encoder.heads import Head
 from bert_tasks.outputs.explanation import TokenSpans
 from bert_tasks.outputs.features import Feature
 from bert_tasks.outputs.prediction import PredictionT
 from bert_tasks.outputs.settings import require
-from bert_tasks.tasks.detection.base import Suggestion, TaskGuess, UserHints, suggested_length
 from bert_tasks.tasks.settings import TaskSettings
+from bert_tasks.tasks.suggestions import Suggestion, suggested_length
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -78,8 +80,11 @@ class Task(TaskSettings[PredictionT], Generic[PredictionT]):
         sample: The unit of one joint loss and of ``batch_size``. It is a row with all of its windows, each window, or a
             group of rows with one window each.
         rejected_columns: Columns that a request to the server must not hold -> the reason.
-        row_needs: The rows that ``guess`` looks for, in words. Empty if ``init`` cannot detect the task.
-        problems: Names that users of ``init`` may write instead of the task's -> ``problem`` of the hints.
+        row_shapes: The columns by which ``init`` recognises rows of the task, the label last. Several shapes are
+            alternatives. Empty if ``init`` writes no recipes for the task.
+        row_needs: The rows of ``row_shapes``, in words.
+        usual_names: Columns -> names that people give to them, in lower case.
+        problems: Names that users of ``init`` may write instead of the task's -> the kind of its label column.
         has_dense_labels: True if a row trains many of its tokens. ``init`` then suggests a higher learning rate and,
             for many rows, fewer epochs.
 
@@ -90,7 +95,9 @@ class Task(TaskSettings[PredictionT], Generic[PredictionT]):
     """
 
     rejected_columns: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    row_shapes: ClassVar[tuple[tuple[str, ...], ...]] = ()
     row_needs: ClassVar[str] = ""
+    usual_names: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType({})
     problems: ClassVar[Mapping[str, str]] = MappingProxyType({})
     has_dense_labels: ClassVar[bool] = False
     max_length: int = 128
@@ -112,14 +119,14 @@ class Task(TaskSettings[PredictionT], Generic[PredictionT]):
     @property
     def texts(self) -> tuple[str, ...]:
         """The columns of the texts that the model reads."""
-        return tuple(column.name for column in self.columns if column.type.is_text and not column.type.is_pretokenized)
+        return tuple(column.name for column in self.columns if isinstance(column.type, Text))
 
     @property
     def sample(self) -> Literal["row", "window", "group"]:
         """See the attributes of the class."""
         return "row"
 
-    def groups(self, rows: RowTable) -> Sequence[Any]:
+    def groups(self, rows: Rows) -> Sequence[Any]:
         """Returns the group of each row. It is called if a sample is a group."""
         raise NotImplementedError
 
@@ -137,7 +144,7 @@ class Task(TaskSettings[PredictionT], Generic[PredictionT]):
         """Returns the task with an output that is fitted to the training rows (``Output.fit_rows``)."""
         return replace(self, output=self.output.fit_rows(rows))
 
-    def check_split(self, rows: RowTable, source: str) -> None:
+    def check_split(self, rows: Rows, source: str) -> None:
         """Checks what only all rows of a split can tell, before a run begins.
 
         Args:
@@ -284,15 +291,14 @@ class Task(TaskSettings[PredictionT], Generic[PredictionT]):
         return ()
 
     @classmethod
-    def guess(cls, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: UserHints) -> TaskGuess | None:
-        """Returns the columns and settings with which rows fit the task, or None if they do not fit.
+    def implied_settings(cls, profiles: Mapping[str, ColumnProfile], kind: str) -> dict[str, Any]:
+        """Returns the settings that the columns of a file imply, for the recipe that ``init`` writes.
 
         Args:
-            profiles: Content of each column.
-            rows: A sample of the rows, as the file has them.
-            hints: The user's options for the columns.
+            profiles: The columns of a row shape -> the profiles of the columns of the file.
+            kind: The kind of the label column.
         """
-        return None
+        return {}
 
     @classmethod
     def suggested(cls, words: int, longest: int) -> list[Suggestion]:

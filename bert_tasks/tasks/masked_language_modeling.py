@@ -11,8 +11,7 @@ from itertools import chain, groupby, islice
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from bert_tasks.data.columns import Column, Row
-from bert_tasks.data.profile import ColumnProfile
-from bert_tasks.data.table import RowTable
+from bert_tasks.data.rows import Rows
 from bert_tasks.encoder import heads
 from bert_tasks.encoder.config import EncoderConfig, HeadKind
 from bert_tasks.encoder.heads import Head
@@ -24,9 +23,8 @@ from bert_tasks.outputs.text_score import TextScore
 from bert_tasks.outputs.vocabulary import MASK, Vocabulary
 from bert_tasks.tasks.base import MOST_CHARACTERS, FeatureKeys
 from bert_tasks.tasks.corpus import CorpusTask, mask_token_id, tokenized_texts, window_feature
-from bert_tasks.tasks.detection.base import Suggestion, TaskGuess, UserHints
-from bert_tasks.tasks.detection.corpus import guess_corpus
 from bert_tasks.tasks.masking import mask_features
+from bert_tasks.tasks.suggestions import Suggestion
 from bert_tasks.tasks.windows.corpus import (
     SPLITTER,
     DocumentTokens,
@@ -64,6 +62,7 @@ class MaskedLanguageModeling(CorpusTask[Any]):
 
     name: ClassVar[str] = "masked-language-modeling"
     outputs: ClassVar[tuple[type[Output[Any]], ...]] = (Vocabulary, TextScore)
+    row_shapes: ClassVar[tuple[tuple[str, ...], ...]] = (("text",),)
     row_needs: ClassVar[str] = "one column of texts, and no other"
     example_rows: ClassVar[Sequence[Row]] = (
         {"text": "Paris is the capital of [MASK]."},
@@ -116,7 +115,7 @@ class MaskedLanguageModeling(CorpusTask[Any]):
             return super().columns
         return (*super().columns, Column(name="sentences", kind="texts", required=False))
 
-    def check_split(self, rows: RowTable, source: str) -> None:
+    def check_split(self, rows: Rows, source: str) -> None:
         if self.sentence_language:
             split_sentences((), self.sentence_language)
         if self.output.sentence_objective == "nsp" and len(rows) < 2:
@@ -221,10 +220,6 @@ class MaskedLanguageModeling(CorpusTask[Any]):
         return self.output.head_kind if self.output.sentence_objective == "none" else "pretraining"
 
     # For init
-
-    @classmethod
-    def guess(cls, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: UserHints) -> TaskGuess | None:
-        return guess_corpus(cls.name, profiles, rows, hints)
 
     @classmethod
     def suggested(cls, words: int, longest: int) -> list[Suggestion]:

@@ -5,8 +5,9 @@ et al., arXiv:1808.05326, as Devlin et al. read it). A row is one sample. The so
 row may have another number. Texts longer than ``max_length`` are cut from their longer part first.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from bert_tasks.data.columns import Column, Row
@@ -21,8 +22,6 @@ from bert_tasks.outputs.explanation import TokenSpan
 from bert_tasks.outputs.features import Feature
 from bert_tasks.outputs.settings import require
 from bert_tasks.tasks.base import MOST_CHARACTERS, Task
-from bert_tasks.tasks.detection.base import TaskGuess, UserHints
-from bert_tasks.tasks.detection.choices import choice_guess
 from bert_tasks.tasks.windows.texts import token_characters, truncated_texts
 
 if TYPE_CHECKING:
@@ -43,7 +42,16 @@ class MultipleChoice(Task[ChoicePrediction]):
 
     name: ClassVar[str] = "multiple-choice"
     outputs: ClassVar[tuple[type[Output[Any]], ...]] = (Choice,)
+    row_shapes: ClassVar[tuple[tuple[str, ...], ...]] = (("context", "choices", "label"),)
     row_needs: ClassVar[str] = "a context, choices, and which of them is right"
+    usual_names: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+        {
+            "context": ("context", "ctx", "article", "passage", "premise", "sent1", "paragraph", "story"),
+            "question": ("question", "query", "sent2"),
+            "choices": ("choices", "choice", "options", "option", "endings", "ending", "answers", "candidates"),
+            "label": ("label", "answer", "answerkey", "correct", "gold", "target", "gold_label"),
+        }
+    )
     limits: ClassVar[tuple[str, ...]] = ("If context, question and choice are longer together, they are cut.",)
     example_rows: ClassVar[Sequence[Row]] = (
         {
@@ -132,9 +140,10 @@ class MultipleChoice(Task[ChoicePrediction]):
         return [[row["context"]] * len(endings), endings]
 
     @classmethod
-    def guess(cls, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: UserHints) -> TaskGuess | None:
-        columns = {base: cls.of(label_base=base).columns for base in (0, 1)}
-        return choice_guess(cls.name, columns, profiles, rows, hints)
+    def implied_settings(cls, profiles: Mapping[str, ColumnProfile], kind: str) -> dict[str, Any]:
+        """Returns ``label_base`` if the numbers of the right choices begin at 1."""
+        label = profiles["label"]
+        return {"label_base": 1} if label.is_number and label.low == 1 else {}
 
 
 def _ending(question: str | None, choice: str) -> str:

@@ -7,22 +7,29 @@ is longer than ``max_length`` is cut from its longer text first, as in transform
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 from bert_tasks.data.columns import Column, Row
-from bert_tasks.data.table import RowTable
+from bert_tasks.data.rows import Rows
 from bert_tasks.errors import DataError
 from bert_tasks.outputs.label_set import LabelSet
 from bert_tasks.outputs.ranking import GROUP, RankedClasses, Ranking
 from bert_tasks.outputs.ranking_loss import RankingLoss, ranking_count
 from bert_tasks.outputs.settings import require
-from bert_tasks.tasks.detection.texts import PROBLEMS
-from bert_tasks.tasks.text_classification import TextClassification
+from bert_tasks.tasks.text_classification import PROBLEMS, TextClassification
 
 _EXAMPLES: tuple[Row, ...] = (
     {"text": "A man is playing a guitar on stage.", "text_pair": "Someone is making music."},
     {"text": "The shop closes at six.", "text_pair": "The shop is open all night."},
     {"text": "Two dogs run through the snow.", "text_pair": "Animals are outdoors."},
+)
+
+# Names that people give to the first text and to the second.
+_FIRST = ("text", "sentence1", "question1", "premise", "first", "text_a", "text1", "#1 string", "question", "query")
+_SECOND = (
+    *("text_pair", "sentence2", "question2", "hypothesis", "second", "text_b", "text2", "#2 string"),
+    *("candidate", "passage", "sentence", "document", "answer"),
 )
 
 
@@ -42,7 +49,9 @@ class PairClassification(TextClassification):
     name: ClassVar[str] = "pair-classification"
     outputs = (RankedClasses, LabelSet, Ranking)
     texts: ClassVar[tuple[str, ...]] = ("text", "text_pair")
+    row_shapes: ClassVar[tuple[tuple[str, ...], ...]] = (("text", "text_pair", "label"),)
     row_needs: ClassVar[str] = "two texts and a label or number"
+    usual_names: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType({"text": _FIRST, "text_pair": _SECOND})
     problems: ClassVar[Mapping[str, str]] = PROBLEMS
 
     def __post_init__(self) -> None:
@@ -66,10 +75,10 @@ class PairClassification(TextClassification):
     def sample(self) -> Literal["row", "window", "group"]:
         return "row" if self._ranking_loss == "none" else "group"
 
-    def groups(self, rows: RowTable) -> Sequence[Any]:
+    def groups(self, rows: Rows) -> Sequence[Any]:
         return rows.rows.values(GROUP)
 
-    def check_split(self, rows: RowTable, source: str) -> None:
+    def check_split(self, rows: Rows, source: str) -> None:
         """Checks that a ranking loss has groups of rows with different grades.
 
         Raises:

@@ -13,9 +13,8 @@ from bert_tasks.outputs.classes import Classes
 from bert_tasks.outputs.label_set import LabelSet
 from bert_tasks.outputs.number import Number
 from bert_tasks.outputs.settings import require
-from bert_tasks.tasks.detection.base import Suggestion, needed_tokens
-from bert_tasks.tasks.detection.texts import PROBLEMS
-from bert_tasks.tasks.text_classification import TextClassification
+from bert_tasks.tasks.suggestions import Suggestion, needed_tokens
+from bert_tasks.tasks.text_classification import PROBLEMS, TextClassification
 from bert_tasks.tasks.windows.texts import EncodedText, text_windows
 
 if TYPE_CHECKING:
@@ -37,7 +36,11 @@ class SequenceClassification(TextClassification):
 
     name: ClassVar[str] = "sequence-classification"
     outputs = (Classes, LabelSet, Number)
+    row_shapes: ClassVar[tuple[tuple[str, ...], ...]] = (("text", "label"),)
     row_needs: ClassVar[str] = "a text and a label or number"
+    usual_names: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+        {"text": ("text", "sentence", "review", "comment", "tweet", "message", "content", "body", "document")}
+    )
     problems: ClassVar[Mapping[str, str]] = PROBLEMS
     # A folder of transformers does not say how many texts its classifier reads.
     rejected_columns: ClassVar[Mapping[str, str]] = MappingProxyType(

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from bert_tasks.data.checks import labelled_splits
 from bert_tasks.data.columns import Columns, HeadColumns
-from bert_tasks.data.problems import shortened
+from bert_tasks.data.issues import shortened
 from bert_tasks.data.splits import Splits
 from bert_tasks.errors import UsageError, argument
 from bert_tasks.tasks import TASK_NAMES
@@ -162,12 +162,19 @@ def row_columns(heads: Mapping[str, HeadTask]) -> Columns:
     }
 
 
-def settings_of_several(heads: Mapping[str, HeadTask]) -> dict[str, Any]:
-    """Returns the settings of several tasks, as config.json and run.json hold them."""
+def settings_of(heads: Mapping[str, HeadTask]) -> dict[str, Any]:
+    """Returns the settings of the only task, or those of each task, as config.json and run.json hold them."""
+    if "" in heads:
+        return heads[""].task.settings()
     return {
         "heads": {name: head.entry() for name, head in heads.items()},
         "max_length": max(head.task.max_length for head in heads.values()),
     }
+
+
+def task_name(tasks: Mapping[str, Task[Any]]) -> str:
+    """Returns the name of the only task, or the name that stands for several, for people and run.json."""
+    return tasks[""].name if "" in tasks else SEVERAL
 
 
 def head_key(name: str, key: str) -> str:

@@ -5,11 +5,12 @@ windows/contexts.py cuts contexts, and outputs/answer.py has everything behind t
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from bert_tasks.data.columns import Column, Row
+from bert_tasks.data.features import Truncation
 from bert_tasks.data.profile import ColumnProfile
-from bert_tasks.data.table import Truncation
 from bert_tasks.encoder import heads
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import Head
@@ -20,8 +21,7 @@ from bert_tasks.outputs.explanation import TokenSpan
 from bert_tasks.outputs.features import Feature
 from bert_tasks.outputs.settings import require
 from bert_tasks.tasks.base import Task
-from bert_tasks.tasks.detection.base import Suggestion, TaskGuess, UserHints
-from bert_tasks.tasks.detection.spans import span_guess
+from bert_tasks.tasks.suggestions import Suggestion
 from bert_tasks.tasks.windows.contexts import (
     ContextTokens,
     answer_characters,
@@ -60,7 +60,15 @@ class SpanExtraction(Task[SpanPrediction]):
 
     name: ClassVar[str] = "span-extraction"
     outputs: ClassVar[tuple[type[Output[Any]], ...]] = (Answer,)
+    row_shapes: ClassVar[tuple[tuple[str, ...], ...]] = (("question", "context", "answers"),)
     row_needs: ClassVar[str] = "a question, its context, and answers that are copied from it"
+    usual_names: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+        {
+            "question": ("question", "query"),
+            "context": ("context", "passage", "paragraph"),
+            "answers": ("answers", "answer", "answer_text", "answer_span", "spans"),
+        }
+    )
     has_dense_labels: ClassVar[bool] = True
     sample: ClassVar[Literal["row", "window", "group"]] = "window"
     example_rows: ClassVar[Sequence[Row]] = (
@@ -217,8 +225,9 @@ class SpanExtraction(Task[SpanPrediction]):
     # For init
 
     @classmethod
-    def guess(cls, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: UserHints) -> TaskGuess | None:
-        return span_guess(cls.name, profiles, rows, hints)
+    def implied_settings(cls, profiles: Mapping[str, ColumnProfile], kind: str) -> dict[str, Any]:
+        """Returns whether some questions have no answer."""
+        return {"version_2_with_negative": profiles["answers"].empty > 0}
 
     @classmethod
     def suggested(cls, words: int, longest: int) -> list[Suggestion]:

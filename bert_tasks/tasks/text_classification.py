@@ -7,8 +7,10 @@ Shape legend: B sequences (windows), L labels.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from bert_tasks.data.cells import label_name
 from bert_tasks.data.columns import Column, Row
 from bert_tasks.data.profile import ColumnProfile
 from bert_tasks.encoder import heads
@@ -22,13 +24,16 @@ from bert_tasks.outputs.features import Feature
 from bert_tasks.outputs.label_set import LabelSet, LabelSetPrediction
 from bert_tasks.outputs.number import Number, NumberPrediction
 from bert_tasks.tasks.base import Task
-from bert_tasks.tasks.detection.base import TaskGuess, UserHints
-from bert_tasks.tasks.detection.texts import text_guess
 from bert_tasks.tasks.windows.texts import EncodedText, token_characters, truncated_texts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+# Names of problems that users of ``init`` may write instead of a task -> the kind of the label column.
+PROBLEMS: Mapping[str, str] = MappingProxyType(
+    {"regression": "number", "multi-label-classification": "labels", "multi-label": "labels"}
+)
+_PROBLEM_TYPES = {"label": Classes.problem_type, "labels": LabelSet.problem_type, "number": Number.problem_type}
 
 # What a text has: a class, labels or a number, which the output of the task decides.
 TextPrediction = ClassPrediction | LabelSetPrediction | NumberPrediction
@@ -143,19 +148,26 @@ class TextClassification(Task[TextPrediction]):
     def head(self, config: EncoderConfig) -> Head:
         if self.output.size == 0:
             raise UsageError(f"{self.name} needs labels, e.g. labels=['negative', 'positive']")
-        if self.pooling == "cls":
-            return heads.SequenceHead(config, self.output.size)
-        return heads.PoolingHead(config, self.output.size, pooling=self.pooling)
+        return heads.SequenceHead(config, self.output.size, pooling=self.pooling)
 
     @property
     def head_kind(self) -> HeadKind | None:
         return self.output.head_kind if self.pooling == "cls" else None
 
-    # Init
+    # For init
 
     @classmethod
-    def guess(cls, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: UserHints) -> TaskGuess | None:
-        return text_guess(cls.name, cls.texts, profiles, rows, hints)
+    def implied_settings(cls, profiles: Mapping[str, ColumnProfile], kind: str) -> dict[str, Any]:
+        """Returns ``problem_type``, and the labels if a value says that a row has none.
+
+        With these labels, rows with another value have no label.
+        """
+        settings: dict[str, Any] = {"problem_type": _PROBLEM_TYPES[kind]}
+        label = profiles["label"]
+        hidden = label.hidden_value
+        if kind == "label" and hidden is not None:
+            settings["labels"] = sorted(label_name(value) for value, _ in label.common if value != hidden)
+        return settings
 
 
 def _problem_type(output: type[Output[Any]]) -> str | None:

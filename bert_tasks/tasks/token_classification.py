@@ -8,12 +8,12 @@ is in outputs/tags.py.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from bert_tasks.data.columns import Column, Row
 from bert_tasks.data.conll import continuation_label
-from bert_tasks.data.profile import ColumnProfile
-from bert_tasks.data.table import Truncation
+from bert_tasks.data.features import Truncation
 from bert_tasks.data.words import located_words
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import CRFHead, Head, PerTokenHead
@@ -24,8 +24,7 @@ from bert_tasks.outputs.features import Feature, word_starts
 from bert_tasks.outputs.settings import require
 from bert_tasks.outputs.tags import Tags, TokenPrediction
 from bert_tasks.tasks.base import Task
-from bert_tasks.tasks.detection.base import Suggestion, TaskGuess, UserHints, suggested_length
-from bert_tasks.tasks.detection.words import guess_words
+from bert_tasks.tasks.suggestions import Suggestion, suggested_length
 from bert_tasks.tasks.windows.words import SubWords, WindowRules, document_windows, documents, split_words
 
 if TYPE_CHECKING:
@@ -60,7 +59,16 @@ class TokenClassification(Task[TokenPrediction]):
         Column(name="text", kind="text", required=False),  # instead of the words, or the text that they are from
     )
     sample: ClassVar[Literal["window"]] = "window"
+    row_shapes: ClassVar[tuple[tuple[str, ...], ...]] = (("words", "tags"), ("text", "entities"))
     row_needs: ClassVar[str] = "as many words as tags in every row, or a text and spans of it"
+    usual_names: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+        {
+            "words": ("words", "tokens", "form"),
+            "tags": ("tags", "ner_tags", "upos", "labels", "slots"),
+            "text": ("text",),
+            "entities": ("entities", "spans"),
+        }
+    )
     has_dense_labels: ClassVar[bool] = True
     example_rows: ClassVar[Sequence[Row]] = (
         {"words": ["Ada", "Lovelace", "met", "Charles", "Babbage", "in", "London", "in", "1833", "."]},
@@ -216,11 +224,7 @@ class TokenClassification(Task[TokenPrediction]):
         limits = super().limited(usable_length)
         return {**limits, "doc_stride": min(cls.doc_stride, limits["max_length"] // 4)}
 
-    # Detection
-
-    @classmethod
-    def guess(cls, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: UserHints) -> TaskGuess | None:
-        return guess_words(cls.name, cls.columns, profiles, rows, hints)
+    # For init
 
     @classmethod
     def suggested(cls, words: int, longest: int) -> list[Suggestion]:

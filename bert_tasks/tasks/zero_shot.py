@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from bert_tasks.data.cells import parse_text
 from bert_tasks.data.columns import Row
-from bert_tasks.data.problems import RowError, first_few
+from bert_tasks.data.issues import CellError, first_few
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import Head
 from bert_tasks.errors import CheckpointError, UsageError, argument
@@ -121,8 +121,8 @@ def zero_shot_task(
         names = _label_names(labels)
         option = argument("hypothesis", None)
         if parse_text(hypothesis).count("{}") != 1:
-            raise RowError("it needs {} for the label, once", f"Write it as {HYPOTHESIS!r}.")
-    except RowError as error:
+            raise CellError("it needs {} for the label, once", f"Write it as {HYPOTHESIS!r}.")
+    except CellError as error:
         raise UsageError(f"{option}: {error}") from None
     is_single = len(names) > 1 and not multi_label  # a softmax over a single label would always be 1
     output_class: type[EntailedClasses | EntailedLabels] = EntailedClasses if is_single else EntailedLabels
@@ -140,13 +140,13 @@ def _entailment(labels: Sequence[str]) -> int | None:
 
 
 def _label_names(labels: Sequence[str] | str) -> tuple[str, ...]:
-    """Returns the labels, or raises RowError without them if they cannot be used."""
+    """Returns the labels, or raises CellError without them if they cannot be used."""
     if isinstance(labels, str):
         labels = [label.strip() for label in labels.split(",") if label.strip()]
     labels = list(labels)
     if not labels or not all(parse_text(label).strip() for label in labels):
-        raise RowError("a label is empty" if labels else "there are no labels", "Write them as 'sports,politics'.")
+        raise CellError("a label is empty" if labels else "there are no labels", "Write them as 'sports,politics'.")
     for number, label in enumerate(labels):
         if (first := labels.index(label)) < number:
-            raise RowError(f"labels {first + 1} and {number + 1} are equal", "Write each label once.")
+            raise CellError(f"labels {first + 1} and {number + 1} are equal", "Write each label once.")
     return tuple(labels)

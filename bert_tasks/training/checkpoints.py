@@ -24,6 +24,7 @@ from bert_tasks.checkpoints.files import checked_file, read_json
 from bert_tasks.checkpoints.load import read_safetensors
 from bert_tasks.errors import CheckpointError, argument
 from bert_tasks.storage import atomic_folder, atomic_path, is_temporary, move, sha256_file, weights_write_error
+from bert_tasks.training.records import ManifestRecord
 
 FOLDER = "checkpoints"
 LATEST, BEST = "latest", "best"
@@ -61,7 +62,7 @@ def save_checkpoint(
     """Writes ``folder/ckpt-N`` and removes old checkpoints, but never the best.
 
     Args:
-        metadata: Facts about the run, for the manifest.
+        metadata: Facts about the run, for the manifest. See ``ManifestRecord``.
         best_step: The step of the best model so far, whose checkpoint is kept. 0 if there is none yet.
         keep_last: Number of the newest checkpoints to keep.
 
@@ -77,9 +78,12 @@ def save_checkpoint(
             _write_json(staging / _STATE, state.progress)
             for name, tensors in ((_WEIGHTS, state.weights), (_OPTIMIZER, state.optimizer)):
                 save_file({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, staging / name)
-            written = [staging / name for name in _FILES]
-            files = {path.name: {"sha256": sha256_file(path), "size": path.stat().st_size} for path in written}
-            _write_json(staging / MANIFEST, {"step": state.step, **metadata, "best_step": best_step, "files": files})
+            files: dict[str, dict[str, str | int]] = {}
+            for name in _FILES:
+                path = staging / name
+                files[name] = {"sha256": sha256_file(path), "size": path.stat().st_size}
+            manifest = ManifestRecord(step=state.step, **metadata, best_step=best_step, files=files)
+            _write_json(staging / MANIFEST, manifest.to_json())
         pointers = {LATEST: target.name}  # for people and scripts, because resuming reads the manifests
         if (folder / f"ckpt-{best_step}").is_dir():
             pointers[BEST] = f"ckpt-{best_step}"
@@ -91,8 +95,7 @@ def save_checkpoint(
         best: set[str] = set()
         for path in earlier[-keep_last:]:
             with suppress(CheckpointError):
-                manifest = read_json(checked_file(path, MANIFEST), max_bytes=_MOST_JSON_BYTES)
-                best.add(f"ckpt-{manifest.get('best_step')}")
+                best.add(f"ckpt-{_manifest(path).best_step}")
         for path in earlier[:-keep_last]:
             if path.name not in best:
                 _remove(path)
@@ -174,15 +177,23 @@ def _remove(path: Path) -> None:
     shutil.rmtree(doomed)
 
 
-def _verified(path: Path) -> RunState:
-    manifest = read_json(checked_file(path, MANIFEST), max_bytes=_MOST_JSON_BYTES)
-    files, step = manifest.get("files"), manifest.get("step")
-    if not isinstance(files, dict) or path.name != f"ckpt-{step}":
+def _manifest(path: Path) -> ManifestRecord:
+    content = read_json(checked_file(path, MANIFEST), max_bytes=_MOST_JSON_BYTES)
+    try:
+        manifest = ManifestRecord.checked(content)
+    except ValueError:
+        manifest = None
+    if manifest is None or path.name != f"ckpt-{manifest.step}":
         raise CheckpointError(f"{path / MANIFEST} is not the manifest of {path.name}")
+    return manifest
+
+
+def _verified(path: Path) -> RunState:
+    files = _manifest(path).files
     for name in _FILES:
-        file, entry = checked_file(path, name), files.get(name)
+        file = checked_file(path, name)
         try:
-            is_intact = isinstance(entry, dict) and entry.get("sha256") == sha256_file(file)
+            is_intact = name in files and files[name].get("sha256") == sha256_file(file)
         except OSError as error:
             raise CheckpointError(f"{file} cannot be read ({error.strerror})") from error
         if not is_intact:

@@ -19,16 +19,17 @@ from torch.nn import functional as F
 
 from bert_tasks.checkpoints.tokenizers import same_token_ids
 from bert_tasks.data.arrow import ArrowRows, cache_folder, store, with_progress, write_batches
-from bert_tasks.data.problems import counted
-from bert_tasks.data.table import longest_first
+from bert_tasks.data.features import longest_first
+from bert_tasks.data.issues import counted
 from bert_tasks.encoder.attention import pad_groups
 from bert_tasks.encoder.packing import Packed, PackedBatch
 from bert_tasks.errors import CheckpointError, DataError, UsageError
 from bert_tasks.inference import evaluate_samples
+from bert_tasks.inference.precision import float32
 from bert_tasks.model.features import tokenized
 from bert_tasks.model.multitask import AnyModel
-from bert_tasks.model.precision import float32
 from bert_tasks.model.task_model import TaskModel
+from bert_tasks.model.windows import batch_tokens, in_evaluation, pack_features
 from bert_tasks.outputs.base import LossTerm
 from bert_tasks.outputs.features import Feature
 from bert_tasks.outputs.logits import DISTILLATION
@@ -226,7 +227,7 @@ class Distillation(TaughtObjective):
         else:
             with torch.no_grad():
                 teacher, teacher_states = self._outputs(self.teacher, self._batch_of(self.teacher, batch))
-        with torch.autocast(student.device.type, enabled=False):
+        with torch.autocast(batch.input_ids.device.type, enabled=False):
             own = task.output.loss(student, batch)
             terms = [replace(term, weight=term.weight * (1 - section.weight)) for term in own]
             distance = divergence_term(task, student, teacher, batch, section.temperature)
@@ -238,7 +239,7 @@ class Distillation(TaughtObjective):
         """Returns logits, last states ``[N, H]``, and queries, keys, values ``[N, 3, H]``."""
         if not self._reads_states:
             return float32(model(batch)), {}
-        logits, states = model.logits_and_states(batch)
+        logits, states = model.forward_states(batch)
         compared = {"hidden": float32(states[-1])}
         if self.relation_heads:
             compared["qkv"] = float32(model.encoder.last_queries_keys_values(states))
@@ -397,9 +398,11 @@ def cached_logits(
         for name, teacher in teachers.items():
             members = [i for i, feature in enumerate(inputs) if head_of(feature) == name]
             lengths = [len(inputs[i]["input_ids"]) for i in members]
-            for batch_members in longest_first(lengths, max_tokens=teacher.batch_tokens):
+            for batch_members in longest_first(lengths, max_tokens=batch_tokens(teacher)):
                 numbers = [members[i] for i in batch_members]
-                batch, logits = teacher.batch_logits([inputs[i] for i in numbers])
+                batch = pack_features(teacher, [inputs[i] for i in numbers])
+                with in_evaluation(teacher), torch.inference_mode():
+                    logits = teacher(batch).to(torch.float32)
                 counts = list(batch.layout.gather_counts)
                 rows = torch.split(logits, counts) if teacher.head.per_token else logits.unbind()
                 flat |= {i: row.flatten().tolist() for i, row in zip(numbers, rows, strict=True)}

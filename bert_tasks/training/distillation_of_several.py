@@ -15,19 +15,21 @@ from torch import Tensor
 
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import CheckpointError, UsageError
+from bert_tasks.inference.precision import float32
 from bert_tasks.metrics.tables import metric_key
 from bert_tasks.model.features import tokenized
 from bert_tasks.model.inputs import open_model
 from bert_tasks.model.multitask import AnyModel, MultiTaskModel
-from bert_tasks.model.precision import float32
 from bert_tasks.model.shared_heads import HeadBatch, SharedOutput
 from bert_tasks.model.task_model import TaskModel
+from bert_tasks.model.windows import count_terms, loss_terms
 from bert_tasks.outputs.base import LossTerm
 from bert_tasks.outputs.features import Feature
 from bert_tasks.outputs.logits import DISTILLATION
 from bert_tasks.outputs.settings import require
 from bert_tasks.recipe.schema import TeacherSection
 from bert_tasks.tasks.base import Task
+from bert_tasks.tasks.several import task_name
 from bert_tasks.training.distillation import (
     LOGITS,
     Distillation,
@@ -80,7 +82,7 @@ class DistillationOfSeveral(TaughtObjective):
         if isinstance(teacher, AnyModel):
             models = teacher.heads
             missing = [name for name in students if name not in models]
-            has = f"only {teacher.task_name}" if "" in models else ", ".join(models)
+            has = f"only {task_name(teacher.tasks)}" if "" in models else ", ".join(models)
             reject(
                 not missing,
                 f"the teacher {teacher_name(teacher)} has no task {', '.join(missing)} (it has {has}). Name a teacher "
@@ -115,7 +117,7 @@ class DistillationOfSeveral(TaughtObjective):
         return shares
 
     def counts(self, features: Sequence[Feature]) -> dict[str, float]:
-        counts = self.model.counts(features)
+        counts = count_terms(self.model, features)
         for name in self.teachers:
             members = [feature for feature in features if feature.get("head") == name]
             output = self.model.heads[name].task.output
@@ -129,8 +131,8 @@ class DistillationOfSeveral(TaughtObjective):
         with torch.no_grad():
             teacher_logits = self._teacher_logits(batch, batches, student)
         terms = []
-        with torch.autocast(student.device.type, enabled=False):
-            for term in model.loss(student, batch):
+        with torch.autocast(batch.input_ids.device.type, enabled=False):
+            for term in loss_terms(model, student, batch):
                 share = 1 - section.weight if term.name.partition("/")[0] in self.teachers else 1.0
                 terms.append(replace(term, weight=term.weight * share))
             for name, logits in teacher_logits.items():

@@ -2,25 +2,27 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
 from dataclasses import dataclass
-from typing import Any
 
 from accelerate import Accelerator
 
-from bert_tasks.data.table import RowTable, Samples
+from bert_tasks.data.columns import head_rows
+from bert_tasks.data.features import Samples
+from bert_tasks.data.rows import Rows
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.inference import evaluate_samples
-from bert_tasks.metrics.tables import LOSS, metric_key, split_key, untuned
+from bert_tasks.inference.own_metrics import OwnMetric, lower_names
+from bert_tasks.metrics.tables import LOSS, SEPARATOR, metric_key, metrics_by_set, split_key, untuned
 from bert_tasks.model.encoder_with_heads import ForwardFn
 from bert_tasks.model.features import tokenized
-from bert_tasks.model.heads import primary_metric
+from bert_tasks.model.heads import metric_table, primary_metric
 from bert_tasks.model.multitask import AnyModel
 from bert_tasks.recipe.schema import RunSection
 from bert_tasks.tasks.base import Task
 from bert_tasks.tasks.several import head_key
+from bert_tasks.training.records import MetricRecord
 
-Validation = Mapping[str, tuple[Samples, RowTable]]
+Validation = Mapping[str, tuple[Samples, Rows]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +33,15 @@ class Evaluated:
     tasks: Mapping[str, Task]
     collapses: Mapping[str, str | None]
 
+    @property
+    def overall(self) -> dict[str, float]:
+        """The metrics over all rows, each number once, by ``metric_key``."""
+        overall = {}
+        for name, metrics in metrics_by_set(self.metrics, list(self.collapses)).items():
+            for metric, value in metric_table(self.tasks, metrics).overall.items():
+                overall[metric_key(name, metric)] = value
+        return overall
+
 
 def evaluate_all(
     model: AnyModel,
@@ -39,8 +50,9 @@ def evaluate_all(
     *,
     forward_fn: ForwardFn | None = None,
     stop: Callable[[], bool] = lambda: False,
+    own: Sequence[OwnMetric] = (),
 ) -> Evaluated:
-    """Evaluates the model on all validation sets and tunes its tasks on the first."""
+    """Evaluates the model on all validation sets, also by metrics of one's own, and tunes its tasks on the first."""
     plain = tasks = model.tasks
     metrics: dict[str, float] = {}
     collapses: dict[str, str | None] = {}
@@ -48,7 +60,14 @@ def evaluate_all(
         for position, (name, (samples, table)) in enumerate(validation.items()):
             model.tasks = tasks
             result = evaluate_samples(
-                model, samples, table, accelerator, tune=position == 0, forward_fn=forward_fn, stop=stop
+                model,
+                samples,
+                table,
+                accelerator,
+                tune=position == 0,
+                forward_fn=forward_fn,
+                stop=stop,
+                metrics=own,
             )
             tasks = tasks | {head: score.task for head, score in result.scores.items()}
             collapses[name] = result.collapse
@@ -58,56 +77,120 @@ def evaluate_all(
     return Evaluated(metrics=metrics, tasks=tasks, collapses=collapses)
 
 
-def check_metric(
+def check_set_names(names: Sequence[str]) -> None:
+    """Raises UsageError if there is no validation set, or if metrics cannot begin with the name of their set."""
+    is_unnamed = len(names) > 1 and "" in names
+    if not names or is_unnamed or any(SEPARATOR in name for name in names):
+        raise UsageError(
+            f"the validation sets are {list(names)}, expected at least one, with a name for each of several, "
+            f"without {SEPARATOR!r} in names"
+        )
+
+
+def check_metrics(
     model: AnyModel,
-    metric: str,
-    validation: Mapping[str, RowTable],
+    run: RunSection,
+    own: Sequence[OwnMetric],
+    validation: Mapping[str, Rows],
     accelerator: Accelerator,
     forward_fn: ForwardFn | None = None,
 ) -> None:
-    """Raises UsageError if evaluation will not report ``metric_for_best_model``.
+    """Tries the metrics of one's own, and the metrics that settings name.
 
-    Evaluates one row, and all of them if that is not enough, because some metrics exist only if there is a row of some
-    class.
+    Evaluates two rows of each task, and all rows if that is not enough, because some metrics exist only if there is a
+    row of some class.
+
+    Raises:
+        UsageError: A metric of one's own fails, or evaluation will not report ``metric_for_best_model`` or one of
+            ``lower_is_better``.
     """
+    if run.metric_for_best_model is None and not run.lower_is_better and not own:
+        return
     model.to(accelerator.device)
-    metric_names: list[str] = []
-    for tables in ({name: table.select(range(1)) for name, table in validation.items()}, validation):
-        samples = {name: (tokenized(table, model), table) for name, table in tables.items()}
-        # One row may not be enough to compute any metric.
-        with nullcontext() if tables is validation else suppress(DataError):
-            metric_names = list(evaluate_all(model, samples, accelerator, forward_fn=forward_fn).metrics)
-        if metric in metric_names:
+    problem: DataError | UsageError | None = None
+    for is_last in (False, True):
+        samples = {}
+        for name, table in validation.items():
+            rows = table if is_last else _first_rows(table, model)
+            samples[name] = (tokenized(rows, model), rows)
+        try:
+            metrics = evaluate_all(model, samples, accelerator, forward_fn=forward_fn, own=own).metrics
+            problem = _unknown_metric(run, metrics, list(validation))
+        except (DataError, UsageError) as error:  # two rows may not be enough to compute a metric
+            problem = error
+        if problem is None:
             return
-    raise UsageError(f"metric_for_best_model is {metric!r}, expected one of {', '.join(metric_names)}")
+    if problem is not None:
+        raise problem
 
 
-def metric_metadata(tasks: Mapping[str, Task], run: RunSection, sets: Sequence[str]) -> dict[str, Any]:
-    """Returns facts for readers of the metrics, such as the best model's metric."""
+def _first_rows(table: Rows, model: AnyModel) -> Rows:
+    """Returns two rows of a table, or of several tasks two rows with labels of each."""
+    if "" in model.tasks:
+        return table.select(range(min(2, len(table))))
+    rows = list(table)
+    numbers = set[int]()
+    for name, task in model.tasks.items():
+        numbers.update(head_rows(rows, name, task.columns)[0][:2])
+    return table.select(sorted(numbers))
+
+
+def _unknown_metric(run: RunSection, metrics: Mapping[str, float], sets: Sequence[str]) -> UsageError | None:
+    """Returns the error of a setting that names a metric which evaluation does not report."""
+    if run.metric_for_best_model not in (None, *metrics):
+        return UsageError(
+            f"metric_for_best_model is {run.metric_for_best_model!r}, expected one of {', '.join(metrics)}"
+        )
+    names = list(dict.fromkeys(split_key(key, sets)[1] for key in metrics))
+    for name in run.lower_is_better:
+        if name not in names:
+            return UsageError(f"lower_is_better names {name!r}, expected names among {', '.join(names)}")
+    return None
+
+
+def metric_metadata(
+    tasks: Mapping[str, Task], run: RunSection, sets: Sequence[str], own: Sequence[OwnMetric] = ()
+) -> MetricRecord:
+    """Returns facts for readers of the metrics, such as the best model's metric.
+
+    Args:
+        tasks: The task of each head.
+        run: The section ``[run]``.
+        sets: The names of the validation sets.
+        own: The metrics of ``run.metrics``, which may say for which of their numbers lower is better.
+    """
     primary, best = primary_metric(tasks), run.metric_for_best_model
-    lower: set[str] = set()
+    lower = {*run.lower_is_better, *lower_names(own, tasks)}
     neutral: set[str] = set()
     for name, task in tasks.items():
         lower |= {head_key(name, metric) for metric in task.output.lower_is_better}
         neutral |= {head_key(name, metric) for metric in task.output.neutral_metrics}
     untuned_too = {untuned(primary)} if primary in lower else set()
-    return {
-        "sets": list(sets),
-        "best": metric_key(sets[0], primary) if best is None else best,
-        "primary": primary,
-        "lower_is_better": sorted(lower | {LOSS} | untuned_too),
-        "neutral": sorted(neutral),
-    }
+    return MetricRecord(
+        sets=list(sets),
+        best=metric_key(sets[0], primary) if best is None else best,
+        primary=primary,
+        lower_is_better=sorted(lower | {LOSS} | untuned_too),
+        neutral=sorted(neutral),
+    )
 
 
-def rank_of(metrics: Mapping[str, float], metadata: Mapping[str, Any]) -> tuple[float, float]:
+def rank_of(metrics: Mapping[str, float], metadata: MetricRecord) -> tuple[float, float]:
     """Returns the metric that picks the best model, and the loss for ties.
 
     The value is negated if lower is better. -inf stands for a value that is not a number, inf for no loss. ``metadata``
     is the result of ``metric_metadata``.
+
+    Raises:
+        UsageError: The metric is not among them, because a metric of one's own no longer returns it.
     """
-    key = metadata["best"]
-    name, metric = split_key(key, metadata["sets"])
-    value = -metrics[key] if metric in metadata["lower_is_better"] else metrics[key]
+    key = metadata.best
+    if key not in metrics:
+        raise UsageError(
+            f"metric_for_best_model is {key!r}, which this evaluation does not report (it reports {', '.join(metrics)}"
+            "). A metric of your own has to return it each time"
+        )
+    name, metric = split_key(key, metadata.sets)
+    value = -metrics[key] if metric in metadata.lower_is_better else metrics[key]
     loss = metrics.get(metric_key(name, LOSS), math.inf)
     return value if math.isfinite(value) else -math.inf, loss if math.isfinite(loss) else math.inf

@@ -16,20 +16,20 @@ from pathlib import Path, PurePath, PureWindowsPath
 from typing import Any
 
 import torch
-from pydantic import BaseModel
 
 from bert_tasks.checkpoints.hub import RUN_GENERATOR, RUN_METADATA, RUN_MODEL, RUN_SUMMARY
 from bert_tasks.checkpoints.save import remove_saved
 from bert_tasks.data.checks import named_splits
-from bert_tasks.data.problems import shortened
+from bert_tasks.data.issues import shortened
 from bert_tasks.data.splits import Splits
 from bert_tasks.encoder.cpu import matmul_library
 from bert_tasks.environment import cpu_name, installed_version
 from bert_tasks.errors import CheckpointError, UsageError, argument
 from bert_tasks.recipe.schema import OptimSection, RunSection, resume_effects
+from bert_tasks.recipe.toml import EVALUATE_MODULE
 from bert_tasks.storage import LOCK, atomic_path, check_writable, is_temporary, remove_temporaries, sha256
 from bert_tasks.training import checkpoints as checkpointing
-from bert_tasks.training.records import EventRecord, RunRecord, SummaryRecord, check_record, read_record
+from bert_tasks.training.records import EventRecord, RecordT, RunRecord, SplitRecord, SummaryRecord, read_record
 
 MODEL, CARD = RUN_MODEL, "README.md"
 ADAPTER = "adapter"  # the low-rank adapters of the best model, in the format of peft
@@ -54,33 +54,34 @@ _ABSENT = "not set"
 _SHOWN = 6  # rejected settings in a message
 
 
-def read_run_metadata(folder: Path) -> dict[str, Any] | None:
+def read_run_metadata(folder: Path) -> RunRecord | None:
     """Returns run.json, or None without a run. Raises UsageError if it is damaged."""
     return _read(folder / RUN, RunRecord)
 
 
-def read_summary(folder: Path) -> dict[str, Any] | None:
+def read_summary(folder: Path) -> SummaryRecord | None:
     """Returns metrics.json, or None if unfinished. Raises UsageError if it is damaged."""
     return _read(folder / SUMMARY, SummaryRecord)
 
 
-def _read(path: Path, record: type[BaseModel]) -> dict[str, Any] | None:
+def _read(path: Path, record: type[RecordT]) -> RecordT | None:
+    if not path.is_file():
+        return None
     remedy = f"Choose another folder, or {argument('overwrite')} to train again"
-    return read_record(path, record, remedy=remedy) if path.is_file() else None
+    return read_record(path, record, remedy=remedy)
 
 
-def data_metadata(splits: Splits) -> dict[str, dict[str, Any]]:
-    """Returns the source (with the hub's commit), row count and fingerprint of splits."""
-    return {
-        name: {
-            "source": table.source,
-            "fingerprint": table.fingerprint,
-            "rows": len(table),
-            **({} if table.errors is None else {"rows_left_out": len(table.errors)}),
-            **({} if table.hub is None else {"hub": dict(table.hub)}),
-        }
-        for name, table in named_splits(splits)
-    }
+def data_metadata(splits: Splits) -> dict[str, SplitRecord]:
+    """Returns what run.json says of the rows of each split."""
+    records = {}
+    for name, table in named_splits(splits):
+        record = SplitRecord(source=table.source, fingerprint=table.fingerprint, rows=len(table))
+        if table.errors is not None:
+            record.rows_left_out = len(table.errors)
+        if table.hub is not None:
+            record.hub = dict(table.hub)
+        records[name] = record
+    return records
 
 
 def check_folder(folder: Path) -> None:
@@ -133,41 +134,35 @@ def remove_weights(folder: Path, *, keep_model: bool = False) -> None:
             remove_saved(folder / name)
 
 
-def read_events(folder: Path) -> list[dict[str, Any]]:
+def read_events(folder: Path) -> list[EventRecord]:
     """Returns the complete records of metrics.jsonl. Raises UsageError if damaged."""
     path = folder / EVENTS
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-    events: list[dict[str, Any]] = []
+    events: list[EventRecord] = []
     for number, line in enumerate(text.split("\n"), start=1):  # a label may hold other line ends
         try:
-            event = json.loads(line)
+            content = json.loads(line)
         except (ValueError, RecursionError):
             continue
         try:
-            check_record(event, EventRecord)
+            events.append(EventRecord.checked(content))
         except ValueError as error:
             raise UsageError(f"{path}:{number} is damaged ({error}). Remove the line") from None
-        events.append(event)
     return events
 
 
 def cut_events(folder: Path, step: int, *, evaluated_step: int) -> None:
     """Removes records after a step, and evaluations after another, from metrics.jsonl."""
     ends = {"evaluation": evaluated_step, "agreement": -1}  # of the run's end, which is not reached yet
-    events = [event for event in read_events(folder) if event["step"] <= ends.get(event["event"], step)]
+    events = [event for event in read_events(folder) if event.step <= ends.get(event.event, step)]
     if events:
         write_text(folder / EVENTS, "".join(map(_line, events)))
     else:
         (folder / EVENTS).unlink(missing_ok=True)
 
 
-def finite(value: Any) -> Any:
-    """Returns the value as JSON has it, with null for numbers that are not finite."""
-    return json.loads(json.dumps(value), parse_constant=lambda _: None)
-
-
-def append_event(folder: Path, event: Mapping[str, Any]) -> None:
-    """Adds a record to metrics.jsonl, with null for numbers that are not finite."""
+def append_event(folder: Path, event: EventRecord) -> None:
+    """Adds a record to metrics.jsonl."""
     try:
         with (folder / EVENTS).open("a", encoding="utf-8") as file:
             file.write(_line(event))
@@ -177,7 +172,7 @@ def append_event(folder: Path, event: Mapping[str, Any]) -> None:
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Writes a JSON file atomically. See ``write_text``."""
-    write_text(path, json.dumps(finite(content), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    write_text(path, json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:
@@ -189,8 +184,8 @@ def write_text(path: Path, text: str) -> None:
         raise CheckpointError(f"{path} cannot be written ({error.strerror})") from error
 
 
-def _line(event: Mapping[str, Any]) -> str:
-    return json.dumps(finite(event), ensure_ascii=False, allow_nan=False) + "\n"
+def _line(event: EventRecord) -> str:
+    return json.dumps(event.to_json(), ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def environment(libraries: Iterable[str] = ()) -> dict[str, Any]:
@@ -212,8 +207,12 @@ def without_folders(value: Any) -> Any:
         return {key: without_folders(item) for key, item in value.items()}
     if isinstance(value, list):
         return [without_folders(item) for item in value]
-    is_path = isinstance(value, str) and (PurePath(value).is_absolute() or PureWindowsPath(value).is_absolute())
-    return PurePath(value.replace("\\", "/")).name if is_path else value
+    if not isinstance(value, str):
+        return value
+    module = EVALUATE_MODULE.fullmatch(value)
+    path = value if module is None else module["path"]
+    is_path = PurePath(path).is_absolute() or PureWindowsPath(path).is_absolute()
+    return value.replace(path, PurePath(path.replace("\\", "/")).name, 1) if is_path else value
 
 
 def signed(text: str) -> str:
@@ -251,14 +250,15 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Chang
     ]
 
 
-def environment_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
+def environment_changes(before: RunRecord, now: RunRecord) -> list[Change]:
     """Returns the differences of ``environment`` in two run.json, if both record it."""
-    old, new = (
-        {name: metadata[name] for name in _ENVIRONMENT if name in metadata}
-        | {f"versions.{name}": version for name, version in metadata.get("versions", {}).items()}
-        for metadata in (before, now)
-    )
+    old, new = _flat_environment(before), _flat_environment(now)
     return [change for change in differences(old, new) if change.name in old and change.name in new]
+
+
+def _flat_environment(run: RunRecord) -> dict[str, Any]:
+    versions = {f"versions.{name}": version for name, version in run.versions.items()}
+    return {**run.model_dump(include=set(_ENVIRONMENT), exclude_unset=True), **versions}
 
 
 def flat_settings(
@@ -269,7 +269,7 @@ def flat_settings(
     sections = {"model": model, "optim": optim.model_dump(), "run": of_run, **sections}
     flat = {f"{section}.{name}": value for section, values in sections.items() for name, value in values.items()}
     text = json.dumps(flat, default=lambda value: dict(value) if isinstance(value, Mapping) else str(value))
-    settings: dict[str, Any] = json.loads(text)
+    settings: dict[str, Any] = json.loads(text, parse_constant=lambda _: None)
     return settings
 
 

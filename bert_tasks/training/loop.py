@@ -19,9 +19,8 @@ from torch import nn
 
 from bert_tasks.checkpoints.adapters import no_adapters
 from bert_tasks.data.checks import most_frequent_label
-from bert_tasks.data.problems import counted
+from bert_tasks.data.features import tokenizer_content
 from bert_tasks.data.splits import Splits
-from bert_tasks.data.table import tokenizer_content
 from bert_tasks.distributed import (
     StopSignals,
     broadcast_from_main,
@@ -30,27 +29,41 @@ from bert_tasks.distributed import (
     make_accelerator,
     stop_signals,
 )
-from bert_tasks.errors import CheckpointError, DivergedError, GivenUpError, StoppedError, UsageError, argument
-from bert_tasks.metrics.tables import SEPARATOR, metric_key, metrics_by_set, split_key
+from bert_tasks.errors import CheckpointError, DivergedError, GivenUpError, StoppedError, UsageError
+from bert_tasks.inference.own_metrics import OwnMetric, metric_names, own_metrics
+from bert_tasks.metrics.tables import split_key
+from bert_tasks.model.encoder_with_heads import can_save_adapter
 from bert_tasks.model.features import tokenized, training_samples
-from bert_tasks.model.heads import metric_table
+from bert_tasks.model.loading import restore
 from bert_tasks.model.multitask import AnyModel
 from bert_tasks.model.pretrained import CheckpointFolder, stored_tasks
 from bert_tasks.recipe.check import fit_to_splits
 from bert_tasks.recipe.schema import OptimSection, RunSection
 from bert_tasks.storage import locked
+from bert_tasks.tasks.several import settings_of, task_name
 from bert_tasks.training import files as outputs
 from bert_tasks.training.checkpoints import remove_checkpoints
-from bert_tasks.training.evaluation import Validation, check_metric, evaluate_all, metric_metadata, rank_of
+from bert_tasks.training.evaluation import (
+    Evaluated,
+    Validation,
+    check_metrics,
+    check_set_names,
+    evaluate_all,
+    metric_metadata,
+    rank_of,
+)
 from bert_tasks.training.objectives import Objective, Supervised
 from bert_tasks.training.optim import OptimizerFactory, freeze, freeze_encoder, load_factory, set_sparse_gradients
-from bert_tasks.training.progress import Clock, MetricsLogger, Reporter
+from bert_tasks.training.progress import Clock, MetricsLogger, Reporter, diverged_record, step_record
+from bert_tasks.training.records import MetricRecord, RunRecord, SummaryRecord
 from bert_tasks.training.state import (
     ExistingRun,
     FitResult,
     RunFolder,
     TrainerState,
+    end_notes,
     load_state,
+    resumed_metadata,
     run_metadata,
     start_notes,
 )
@@ -66,7 +79,7 @@ class Trainer:
     Attributes:
         validation: The tokenised rows of each validation set.
         steps: Computes optimizer steps over the tokenised training rows.
-        state, clock: The progress of the run, and time and tokens since the last evaluation or checkpoint.
+        state, clock: The progress of the run, and the time and tokens of its training.
         logger, reporter: Write the records of the run to its files, and to people.
         signals: The signal that asked to stop, if there was one.
 
@@ -113,8 +126,7 @@ class Trainer:
         self.callback = TrainerCallback.of(callback)
         self.output_dir = Path(str(run.output_dir))
         self.accelerator = make_accelerator(optim.mixed_precision)
-        self.state = TrainerState(tasks=self.model.tasks)
-        self.clock = Clock()
+        self.state, self.clock = TrainerState(tasks=self.model.tasks), Clock()
 
     def train(self, *, overwrite: bool = False, progress: bool = True) -> FitResult:
         """Trains, or resumes the run in the folder. Raises the errors of ``fit``.
@@ -137,44 +149,204 @@ class Trainer:
             if existing is not None and existing.summary is not None and not existing.changed:
                 return self._reuse(existing.summary)
             self._begin(existing, stack, progress=progress)
-            return self._finish(self._run_steps())
+            try:
+                self._run_steps()
+            except GivenUpError:
+                self._stop()
+            return self._finish()
 
-    def _run_steps(self) -> float:
-        """Runs the steps, and returns their tokens per second.
+    def _run_steps(self) -> None:
+        """Runs the steps that are left.
 
-        It reads a step's numbers while the device computes the next one.
+        The host reads the numbers of a step while the device computes the gradients of the next one. It waits for them
+        only before an evaluation or a checkpoint, and before a run of one process is stopped.
+
+        Raises:
+            DivergedError: The loss or the gradient of a step was not finite.
+            GivenUpError: A process was asked to stop. All processes raise it after the same step.
         """
-        state, steps, tokens, before = self.state, self.steps, 0, self.state.seconds
-        if state.step and self._evaluation_is_due() and state.evaluated_step != state.step:
+        state, steps, clock = self.state, self.steps, self.clock
+        if state.step and self._is_evaluation_due() and state.evaluated_step != state.step:
             self._evaluate()  # the run was stopped during this evaluation
-        pending, self.clock = None, Clock()
+        unread: StepResult | None = None
+        clock.start()
         for step, batch in steps.batches(state.step):
             if state.stopped:
                 break
-            sums = steps.backward(step, batch)
-            self.clock.tokens += int(steps.samples.lengths[batch].sum())
-            if pending is not None and self._log_step(pending):  # a process was asked to stop before this step
-                steps.optimizer.accelerated.zero_grad(set_to_none=True)
-                state.seconds += self.clock.seconds
-                self._save()
-                self._stop()
-            asked = self.signals.received is not None
-            pending = steps.update(step, batch, sums, stop=asked)
+            terms = steps.backward(step, batch)
+            clock.tokens += int(steps.samples.lengths[batch].sum())
+            if unread is not None:
+                self._complete_step(unread)
+            is_asked_to_stop = self.signals.received is not None
+            unread = steps.update(step, batch, terms, stop=is_asked_to_stop)
             state.step = step + 1
-            evaluating = self._evaluation_is_due()
-            alone = self.accelerator.num_processes == 1  # no other process has to learn of the signal first
-            if evaluating or _is_multiple(state.step, self.run.save_steps) or (asked and alone):
-                stopping = self._log_step(pending)
-                state.seconds += self.clock.seconds
-                tokens += self.clock.tokens
-                if evaluating:
+            is_evaluation = self._is_evaluation_due()
+            is_checkpoint = _is_multiple(state.step, self.run.save_steps)
+            is_end = is_asked_to_stop and self.accelerator.num_processes == 1  # no other process has to learn of it
+            if is_evaluation or is_checkpoint or is_end:
+                self._complete_step(unread)
+                unread = None
+                state.seconds += clock.stop()
+                if is_evaluation:
                     self._evaluate()
                 else:
                     self._save()
-                if stopping and not state.stopped and state.step < steps.plan.total:
-                    self._stop()
-                pending, self.clock = None, Clock()
-        return tokens / (state.seconds - before) if tokens else 0.0
+                clock.start()
+
+    def _is_evaluation_due(self) -> bool:
+        step, every = self.state.step, self.run.eval_steps
+        due = self.steps.order.ends_epoch(step) if every is None else _is_multiple(step, every)
+        return due or self._has_run_all_steps()
+
+    def _has_run_all_steps(self) -> bool:
+        return self.state.step == self.steps.plan.total
+
+    def _complete_step(self, result: StepResult) -> None:
+        """Reads the numbers of the step that was updated last, and reports them.
+
+        Raises:
+            DivergedError: The loss or the gradient was not finite.
+            GivenUpError: A process was asked to stop, and there are steps left.
+        """
+        is_main, speed = self.accelerator.is_main_process, self.clock.tokens_per_second
+        step, epoch = result.step + 1, self.steps.order.epoch_of(result.step)
+        log = self._read_step(result)
+        self.reporter.step(log, epoch=epoch, tokens_per_second=speed)
+        if is_main:
+            self.callback.on_step(self, log)
+        if is_main and (_is_multiple(step, self.run.logging_steps) or self._has_run_all_steps()):
+            record = step_record(log, epoch=epoch, tokens_per_second=speed, has_terms=len(result.terms) > 1)
+            self.logger.record(record)
+            self.callback.on_record(self, record)
+        if log.stop and not self._has_run_all_steps():
+            raise GivenUpError
+
+    def _read_step(self, result: StepResult) -> StepLog:
+        """Waits for the numbers of a step. Raises DivergedError, which it records, if they are not finite."""
+        rows_of = self.steps.samples.rows
+        try:
+            log, self.state.overflows = read_step_metrics(
+                result,
+                overflows=self.state.overflows,
+                mixed_precision=self.optim.mixed_precision,
+                rows_of=rows_of,
+            )
+        except DivergedError:
+            if self.accelerator.is_main_process:
+                epoch = self.steps.order.epoch_of(result.step)
+                record = diverged_record(result, epoch=epoch, rows=rows_of(result.batch))
+                with suppress(CheckpointError):  # the divergence is the error to report
+                    self.logger.record(record)
+            raise
+        return log
+
+    def _evaluate(self) -> None:
+        """Evaluates all validation sets and saves the checkpoint, then a better model.
+
+        Raises:
+            GivenUpError: A process was asked to stop meanwhile, and there are steps left.
+        """
+        state = self.state
+        self.steps.optimizer.update_weights()
+        self.objective.eval()  # until the next step
+        evaluation = self._evaluate_all_sets()
+        is_best = state.add_evaluation(
+            evaluation.metrics,
+            rank_of(evaluation.metrics, self.metric_metadata),
+            tasks=evaluation.tasks,
+            collapse=evaluation.collapses[self.best_set],
+        )
+        state.update_early_stopping(self.run.early_stopping_patience)
+        epoch = self.steps.order.epoch_of(state.step - 1)
+        record = {"event": "evaluation", "step": state.step, "epoch": epoch + 1, "metrics": evaluation.metrics}
+        broadcast_from_main(self.accelerator, self.logger.record, record)
+        self._save()
+        if is_best:
+            self.folder.publish(state.tasks, self.steps.optimizer.adapters)
+        callback_stops = broadcast_from_main(
+            self.accelerator, lambda: bool(self.callback.on_evaluate(self, dict(record)))
+        )
+        self.reporter.evaluation(state.step, evaluation.overall, best=is_best)
+        if state.stopped:
+            self.reporter.early_end(state.since_best)
+        elif callback_stops:
+            state.stopped = True
+            self.reporter.early_end(None)
+        self.objective.train()
+
+    def _evaluate_all_sets(self) -> Evaluated:
+        """Returns the metrics of all validation sets. Raises GivenUpError as ``_evaluate``."""
+        evaluate = partial(
+            evaluate_all,
+            self.model,
+            self.validation,
+            self.accelerator,
+            forward_fn=self.objective.forward_fn,
+            own=self.own_metrics,
+        )
+        try:
+            return evaluate(stop=lambda: self.signals.received is not None)
+        except GivenUpError:
+            if not self._has_run_all_steps():
+                raise
+            self._save()
+            return evaluate()  # nothing but this evaluation is left of the run
+
+    def _save(self) -> None:
+        """Writes a checkpoint of the run as it is now."""
+        self.steps.optimizer.update_weights()
+        path = self.folder.save_checkpoint(self.steps, self.state, seed=self.run.seed, keep_last=self.run.keep_last)
+        if self.accelerator.is_main_process:
+            self.callback.on_save(self, path)
+
+    def _stop(self) -> NoReturn:
+        """Saves the run after its last update, and ends it."""
+        self.steps.optimizer.accelerated.zero_grad(set_to_none=True)  # of a step that is computed again
+        self.state.seconds += self.clock.stop()
+        self._save()
+        received = signal.SIGTERM if self.signals.received is None else self.signals.received
+        raise StoppedError(
+            f"stopped by {received.name} after step {self.state.step} of {self.steps.plan.total}. The run is saved in "
+            f"{self.output_dir}. Run the same command again to resume it",
+            signal_number=received,
+        ) from None
+
+    def _finish(self) -> FitResult:
+        """Loads the best weights and writes the summary, which marks the run as finished."""
+        state, order = self.state, self.steps.order
+        self.steps.optimizer.release()
+        self._load_best()
+        self.model.tasks = state.tasks
+        agreement = self.objective.agreement(self.validation, self.accelerator)
+        if agreement:
+            event = {"event": "agreement", "step": state.step, "agreement": agreement}
+            broadcast_from_main(self.accelerator, self.logger.record, event)
+        result = FitResult(
+            metrics=state.best,
+            last_metrics=state.last,
+            best_step=state.best_step,
+            steps=state.step,
+            stopped_early=state.stopped,
+            train_seconds=round(state.seconds, 3),
+            output_dir=self.output_dir,
+            tasks=state.tasks,
+            validation_sets=tuple(self.splits.validation),
+            collapse=state.best_collapse,
+            notes=list(end_notes(self.steps, self.splits, state, best_set=self.best_set)),
+        )
+        path = self.output_dir / outputs.SUMMARY
+        broadcast_from_main(self.accelerator, outputs.write_json, path, result.to_json())
+        self._remove_checkpoints()
+        for note in result.notes:
+            self.reporter.note(note)
+        self.reporter.end(
+            seconds=state.seconds,
+            tokens_per_second=self.clock.mean_tokens_per_second,
+            best_epoch=order.epochs(state.best_step),
+            epochs=order.epochs(state.step),
+            frequent=most_frequent_label(self.splits.validation[self.best_set], self.model.row_columns),
+        )
+        return result
 
     def preflight(self) -> None:
         """Fits the task to the training rows, freezes parameters, and checks the run.
@@ -183,25 +355,34 @@ class Trainer:
             DataError, UsageError: A problem would stop the run later.
         """
         model, optim, validation = self.model, self.optim, self.splits.validation
-        if (
-            not validation
-            or (len(validation) > 1 and "" in validation)
-            or any(SEPARATOR in name for name in validation)
-        ):
-            raise UsageError(
-                f"the validation sets are {list(validation)}, expected at least one, with a name for each of several, "
-                f"without {SEPARATOR!r} in names"
-            )
+        check_set_names(list(validation))
         fit_to_splits(model, self.splits)
         if self.optimizer is None:
             load_factory(optim)
         if optim.lora_rank is not None:
             freeze_encoder(self.objective, optim)
-        if self.run.save_adapter and (optim.lora_rank is None or not model.can_save_adapter):
-            raise no_adapters(model.task_name)
-        freeze(model, embeddings=optim.freeze_embeddings, layers=optim.freeze_layers)
-        if self.run.metric_for_best_model is not None:
-            check_metric(model, self.run.metric_for_best_model, validation, self.accelerator, self.objective.forward_fn)
+        if self.run.save_adapter and (optim.lora_rank is None or not can_save_adapter(model)):
+            raise no_adapters(task_name(model.tasks))
+        freeze(self.objective, embeddings=optim.freeze_embeddings, layers=optim.freeze_layers)
+        check_metrics(model, self.run, self.own_metrics, validation, self.accelerator, self.objective.forward_fn)
+
+    @cached_property
+    def own_metrics(self) -> tuple[OwnMetric, ...]:
+        """The metrics of ``run.metrics``, which are loaded on the main process first."""
+        if not self.run.metrics:
+            return ()
+        with main_process_first(self.accelerator):
+            return own_metrics(self.run.metrics, self.model.tasks)
+
+    @cached_property
+    def metric_metadata(self) -> MetricRecord:
+        """What readers of the metrics must know, such as the best model's metric. See ``metric_metadata``."""
+        return metric_metadata(self.model.tasks, self.run, list(self.splits.validation), self.own_metrics)
+
+    @property
+    def best_set(self) -> str:
+        """The name of the validation set whose metric selects the best model."""
+        return split_key(self.metric_metadata.best, tuple(self.splits.validation))[0]
 
     @cached_property
     def folder(self) -> RunFolder:
@@ -211,17 +392,18 @@ class Trainer:
             {"gradient_checkpointing": False, **self.model_settings},
             self.optim,
             self.run,
-            settings={**model.settings, "labels": list(model.labels)},
+            settings={**settings_of(model.head_tasks), "labels": list(model.labels)},
             encoder=vars(model.config),
-            data={name: split["fingerprint"] for name, split in data.items()},
+            data={name: split.fingerprint for name, split in data.items()},
             **self.objective.settings,
         )
         only = model.tasks.get("")
-        settings["task"] = model.task_name if only is None else type(only).__name__
+        settings["task"] = task_name(model.tasks) if only is None else type(only).__name__
         if not isinstance(self.objective, Supervised):
             settings["objective"] = type(self.objective).__name__
         if self.optimizer is not None:
             settings["optim.optimizer"] = getattr(self.optimizer, "__qualname__", repr(self.optimizer))
+        settings["run.metrics"] = metric_names(self.run.metrics)
         return RunFolder(
             path=self.output_dir,
             accelerator=self.accelerator,
@@ -255,7 +437,7 @@ class Trainer:
             factory=self.optimizer,
         )
         stack.callback(self.steps.optimizer.release)  # also of a run that ends in an error
-        self.state = TrainerState(tasks=model.tasks)
+        self.state, self.clock = TrainerState(tasks=model.tasks), Clock()
         is_main = accelerator.is_main_process
         self.logger = MetricsLogger(
             self.output_dir, trackers=run.trackers if is_main else (), project=run.project, silent=not progress
@@ -266,185 +448,33 @@ class Trainer:
         stack.enter_context(closing(self.logger))
         stack.enter_context(closing(self.reporter))
         self.signals = stack.enter_context(stop_signals())
-        metadata = run_metadata(self.steps, splits, run)
-        for note in start_notes(self.steps, splits, metadata["attention"]):
+        metadata = run_metadata(self.steps, splits, self.metric_metadata, self.folder.settings)
+        for note in start_notes(self.steps, splits, metadata.attention):
             self.reporter.note(note)
         if existing is None:
             broadcast_from_main(accelerator, outputs.clear, self.output_dir)
         else:
-            metadata |= self._resume(existing, metadata)
+            metadata = self._resume(existing, metadata)
         self.folder.write_metadata(metadata)
         if run.trackers:
             changed = existing is not None and bool(existing.changed)
             options = {"step": self.state.step, "changed": changed}
-            broadcast_from_main(accelerator, self.logger.start_trackers, metadata, self.folder.settings, **options)
+            broadcast_from_main(accelerator, self.logger.start_trackers, metadata, **options)
 
-    def _resume(self, existing: ExistingRun, metadata: Mapping[str, Any]) -> dict[str, Any]:
-        """Loads the newest checkpoint on every process, and rewinds the folder to it."""
+    def _resume(self, existing: ExistingRun, metadata: RunRecord) -> RunRecord:
+        """Loads the newest checkpoint on every process, rewinds the folder to it, and returns the new run.json."""
         earlier = existing.metadata
         changed = [*existing.changed, *outputs.environment_changes(earlier, metadata)]
         notes = [f"changed since the run began: {change}" for change in changed]
-        loaded, resume_notes = self.folder.load_newest(existing, self.steps.plan.total)
+        loaded, resume_notes = self.folder.load_newest(existing, metadata)
         if loaded is not None:
-            if earlier.get("encoder_weights") != metadata["encoder_weights"]:
-                raise CheckpointError(
-                    "the encoder has other weights than at the start of the run. Checkpoints hold only the adapters "
-                    f"and the head. Pass the model that the run began with, or "
-                    f"{argument('overwrite')} to start again"
-                )
-            load_state(loaded, self.steps, self.state)
+            self.state = load_state(loaded, self.steps, self.state.tasks)
         for note in [*notes, *resume_notes, *self.folder.rewind(loaded, self.state, self.steps)]:
             self.reporter.note(note)
         self.state.update_early_stopping(self.run.early_stopping_patience)
-        step = self.state.step
-        return {
-            "initial_weights": earlier.get("initial_weights"),
-            "resumed_at": [*earlier.get("resumed_at", []), step],
-            "changes": [*earlier.get("changes", []), *({"step": step, "change": str(it)} for it in changed)],
-        }
+        return resumed_metadata(metadata, earlier, changed, self.state.step)
 
-    def _evaluation_is_due(self) -> bool:
-        step, every = self.state.step, self.run.eval_steps
-        due = self.steps.order.ends_epoch(step) if every is None else _is_multiple(step, every)
-        return due or step == self.steps.plan.total
-
-    def _log_step(self, result: StepResult) -> bool:
-        """Reports a step. Returns True if a process was asked to stop."""
-        is_main, rows_of = self.accelerator.is_main_process, self.steps.samples.rows
-        step, epoch, speed = result.step + 1, self.steps.order.epoch_of(result.step), self.clock.tokens_per_second
-        record: dict[str, Any] = {"event": "step", "step": step, "epoch": epoch + 1}
-        try:
-            log, self.state.overflows = read_step_metrics(
-                result, overflows=self.state.overflows, mixed_precision=self.optim.mixed_precision, rows_of=rows_of
-            )
-        except DivergedError:
-            loss, norm, *_ = result.values.tolist()
-            record |= {"event": "diverged", "loss": loss, "learning_rate": result.learning_rate, "grad_norm": norm}
-            with suppress(CheckpointError):  # the divergence is the error to report
-                if is_main:
-                    self.logger.record({**record, "rows": [row + 1 for row in rows_of(result.batch)]})
-            raise
-        self.reporter.step(log, epoch=epoch, tokens_per_second=speed)
-        if is_main:
-            self.callback.on_step(self, log)
-        if is_main and (_is_multiple(step, self.run.logging_steps) or step == self.steps.plan.total):
-            record |= {"loss": log.loss, "learning_rate": log.learning_rate, "grad_norm": log.grad_norm}
-            record |= {"terms": dict(log.terms)} if len(result.terms) > 1 else {}
-            record["tokens_per_second"] = round(speed, 1)
-            self.logger.record(record)
-            self.callback.on_record(self, record)
-        return log.stop
-
-    def _evaluate(self) -> None:
-        """Evaluates all validation sets and saves the checkpoint, then a better model."""
-        state, signals = self.state, self.signals
-        self.steps.optimizer.update_weights()
-        self.objective.eval()  # until the next step
-        forward_fn = self.objective.forward_fn
-        evaluate = partial(evaluate_all, self.model, self.validation, self.accelerator, forward_fn=forward_fn)
-        try:
-            evaluation = evaluate(stop=lambda: signals.received is not None)
-        except GivenUpError:
-            self._save()
-            if state.step < self.steps.plan.total:
-                self._stop()
-            evaluation = evaluate()  # nothing but this evaluation is left of the run
-        metadata = metric_metadata(self.model.tasks, self.run, list(self.validation))
-        is_best = state.add_evaluation(
-            evaluation.metrics,
-            rank_of(evaluation.metrics, metadata),
-            tasks=evaluation.tasks,
-            collapse=evaluation.collapses[split_key(metadata["best"], metadata["sets"])[0]],
-        )
-        state.update_early_stopping(self.run.early_stopping_patience)
-        epoch = self.steps.order.epoch_of(state.step - 1)
-        record = {"event": "evaluation", "step": state.step, "epoch": epoch + 1, "metrics": evaluation.metrics}
-        broadcast_from_main(self.accelerator, self.logger.record, record)
-        self._save()
-        if is_best:
-            self.folder.publish(state.tasks, self.steps.optimizer.adapters)
-        asked = broadcast_from_main(self.accelerator, lambda: bool(self.callback.on_evaluate(self, dict(record))))
-        overall = {  # the metrics over all rows, each number once
-            metric_key(name, metric): value
-            for name, metrics in metrics_by_set(evaluation.metrics, metadata["sets"]).items()
-            for metric, value in metric_table(evaluation.tasks, metrics).overall.items()
-        }
-        self.reporter.evaluation(state.step, overall, best=is_best)
-        if state.stopped:
-            self.reporter.note(f"stopped early without a better model in {counted(state.since_best, 'evaluation')}")
-        elif asked:
-            state.stopped = True
-            self.reporter.note("the callback asked to stop")
-        self.objective.train()
-
-    def _save(self) -> None:
-        """Writes a checkpoint of the run as it is now."""
-        self.steps.optimizer.update_weights()
-        path = self.folder.save_checkpoint(self.steps, self.state, seed=self.run.seed, keep_last=self.run.keep_last)
-        if self.accelerator.is_main_process:
-            self.callback.on_save(self, path)
-
-    def _stop(self) -> NoReturn:
-        """Ends a run that is saved."""
-        received = signal.SIGTERM if self.signals.received is None else self.signals.received
-        raise StoppedError(
-            f"stopped by {received.name} after step {self.state.step} of {self.steps.plan.total}. The run is saved in "
-            f"{self.output_dir}. Run the same command again to resume it",
-            signal_number=received,
-        )
-
-    def _finish(self, speed: float) -> FitResult:
-        """Loads the best weights and writes the summary, which marks the run as finished."""
-        state, sets = self.state, tuple(self.splits.validation)
-        self.steps.optimizer.release()
-        self._load_best()
-        self.model.tasks = state.tasks
-        agreement = self.objective.agreement(self.validation, self.accelerator)
-        if agreement:
-            event = {"event": "agreement", "step": state.step, "agreement": agreement}
-            broadcast_from_main(self.accelerator, self.logger.record, event)
-        notes: tuple[str, ...] = ()
-        if self.splits.train.sample:
-            notes = (f"the model was trained on {self.splits.train.sample}. Train on all rows before you use it",)
-        name, _ = split_key(metric_metadata(state.tasks, self.run, sets)["best"], sets)
-        if state.best_collapse is not None:
-            where = f" of the validation set {name!r}" if name else ""
-            remedies = [f"a lower learning_rate (now {self.optim.learning_rate:g})"]
-            for task in state.tasks.values():
-                remedies += [remedy for remedy in task.output.remedies if remedy not in remedies]
-            epochs = self.steps.order.epochs(self.steps.plan.total)
-            notes = (
-                *notes,
-                f"the best model {state.best_collapse}{where}, although the labels of the validation rows differ. "
-                f"Try {', '.join(remedies)} or more epochs (now {epochs:.3g})",
-            )
-        result = FitResult(
-            metrics=state.best,
-            last_metrics=state.last,
-            best_step=state.best_step,
-            steps=state.step,
-            stopped_early=state.stopped,
-            train_seconds=round(state.seconds, 3),
-            output_dir=self.output_dir,
-            tasks=state.tasks,
-            validation_sets=sets,
-            collapse=state.best_collapse,
-            notes=notes,
-        )
-        path = self.output_dir / outputs.SUMMARY
-        broadcast_from_main(self.accelerator, outputs.write_json, path, result.summary())
-        self._remove_checkpoints()
-        for note in notes:
-            self.reporter.note(note)
-        frequent = most_frequent_label(self.splits.validation[name], self.model.row_columns)
-        self.reporter.line(
-            f"trained for {state.seconds:.0f} s at {speed:,.0f} tokens/s, "
-            f"best epoch {self.steps.order.epochs(state.best_step):.3g} of {self.steps.order.epochs(state.step):.3g}"
-            + ("" if frequent is None else f", most frequent label {frequent[0]!r} ({frequent[1]:.1%})")
-        )
-        return result
-
-    def _reuse(self, summary: Mapping[str, Any]) -> FitResult:
+    def _reuse(self, summary: SummaryRecord) -> FitResult:
         """Returns the result of a finished run, with its model and its tuned task."""
         folder, tasks = self.output_dir / outputs.MODEL, self.model.tasks
         only = type(tasks[""]) if "" in tasks else None
@@ -453,7 +483,7 @@ class Trainer:
         self._load_best()
         self._remove_checkpoints()
         sets = tuple(self.splits.validation)
-        return FitResult.from_summary(summary, output_dir=self.output_dir, tasks=stored, validation_sets=sets)
+        return FitResult(**dict(summary), output_dir=self.output_dir, tasks=stored, validation_sets=sets, reused=True)
 
     def _remove_checkpoints(self) -> None:
         """Removes the checkpoints of a finished run, unless they are to be kept."""
@@ -462,7 +492,7 @@ class Trainer:
 
     def _load_best(self) -> None:
         """Loads the weights of ``model/``, which only the main process needs to see."""
-        broadcast_from_main(self.accelerator, self.model.restore, self.output_dir / outputs.MODEL)
+        broadcast_from_main(self.accelerator, restore, self.model, self.output_dir / outputs.MODEL)
         if self.accelerator.num_processes > 1:
             for parameter in self.model.parameters():
                 broadcast(parameter.data)
@@ -536,24 +566,6 @@ class _RecordCallback(TrainerCallback):
 
     def on_evaluate(self, trainer: Trainer, record: dict[str, Any]) -> object:
         return self.function(record)
-
-
-def prepare_model(model: AnyModel, *, seed: int) -> None:
-    """Makes a model ready for a run. A new head is drawn from the run's seed.
-
-    Raises:
-        UsageError: The model cannot be trained and saved, because it is exported, wrapped by another library, or no
-            ``TaskModel``.
-    """
-    if not isinstance(model, AnyModel):
-        raise UsageError(
-            f"expected a TaskModel, got a {type(model).__name__}. If another library has wrapped the model, pass "
-            "the TaskModel inside. Merge adapters of peft with model = peft_model.merge_and_unload()"
-        )
-    if model.no_weights_reason:
-        raise UsageError(f"it cannot be trained, because {model.no_weights_reason}")
-    model.check_parameters()
-    model.draw_new_head(seed)
 
 
 def _is_multiple(step: int, every: int | None) -> bool:

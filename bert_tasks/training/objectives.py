@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from bert_tasks.data.arrow import ArrowRows
 from bert_tasks.encoder.packing import PackedBatch
+from bert_tasks.inference.precision import float32
 from bert_tasks.model.encoder_with_heads import ForwardFn
 from bert_tasks.model.multitask import AnyModel
-from bert_tasks.model.precision import float32
+from bert_tasks.model.windows import count_terms, loss_terms, prepared_features
 from bert_tasks.outputs.base import LossTerm
 from bert_tasks.outputs.features import Feature
 from bert_tasks.storage import sha256
@@ -49,11 +50,11 @@ class Objective(nn.Module, ABC):
         self, features: Sequence[Feature], keys: FeatureKeys, corpus: Sequence[Mapping[str, Any]]
     ) -> Sequence[Feature]:
         """Returns the features as a step sees them. See ``Task.prepare``."""
-        return self.model.prepare(features, keys, corpus)
+        return prepared_features(self.model, features, keys, corpus)
 
     def counts(self, features: Sequence[Feature]) -> dict[str, float]:
         """Returns the count of each loss term for prepared features. See ``Output.counts``."""
-        return self.model.counts(features)
+        return count_terms(self.model, features)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -94,9 +95,9 @@ class Objective(nn.Module, ABC):
     def parameter_depths(self) -> dict[str, int]:
         """Returns each parameter's depth, which determines its learning rate.
 
-        Parameters outside the model are as deep as its head. See ``TaskModel.parameter_depths``.
+        Parameters outside the model are as deep as its head. See ``parameter_depths``.
         """
-        depths = {f"model.{name}": depth for name, depth in self.model.parameter_depths().items()}
+        depths = {f"model.{name}": depth for name, depth in parameter_depths(self.model).items()}
         return {name: depths.get(name, max(depths.values())) for name, _ in self.named_parameters()}
 
     def checkpoint_parameters(self) -> dict[str, nn.Parameter]:
@@ -114,8 +115,23 @@ class Supervised(Objective):
 
     def forward(self, batch: PackedBatch) -> tuple[LossTerm, ...]:
         logits = float32(self.model(batch))
-        with torch.autocast(logits.device.type, enabled=False):
-            return self.model.loss(logits, batch)
+        with torch.autocast(batch.input_ids.device.type, enabled=False):
+            return loss_terms(self.model, logits, batch)
+
+
+def parameter_depths(model: AnyModel) -> dict[str, int]:
+    """Returns the depth of each parameter of a model, 0 for embeddings and i + 1 for layer i.
+
+    The depth of a shared layer is its last use. The head is one deeper than the last layer.
+    """
+    order = model.encoder.layer_order
+    depths = {"encoder.embeddings": 0, "encoder.positions": 0, "encoder.convolution": 1}
+    depths |= {f"encoder.layers.{index}": depth for depth, index in enumerate(order, start=1)}
+    depths |= {"encoder.norm": len(order), "head": len(order) + 1}
+    return {
+        name: next(depth for prefix, depth in depths.items() if name.startswith(f"{prefix}."))
+        for name, _ in model.named_parameters()
+    }
 
 
 def weights_digest(tensors: Mapping[str, Tensor]) -> str:

@@ -23,6 +23,7 @@ from bert_tasks.encoder.lora import Adapters
 from bert_tasks.errors import UsageError
 from bert_tasks.model.multitask import AnyModel
 from bert_tasks.recipe.schema import OPTIMIZERS, OptimSection, import_name
+from bert_tasks.tasks.several import task_name
 from bert_tasks.training.objectives import Objective
 from bert_tasks.training.vocabulary import TrainedVocabulary, remap_moment
 
@@ -296,7 +297,7 @@ def make_optimizer(groups: list[dict[str, Any]], factory: OptimizerFactory) -> t
 
 
 def parameter_groups(
-    model: Objective | AnyModel,
+    model: Objective,
     *,
     learning_rate: float,
     weight_decay: float,
@@ -341,7 +342,7 @@ def set_sparse_gradients(objective: Objective, enabled: bool) -> None:
         table.sparse = enabled
 
 
-def freeze(model: Objective | AnyModel, *, embeddings: bool, layers: int) -> None:
+def freeze(model: Objective, *, embeddings: bool, layers: int) -> None:
     """Freezes embeddings or first layers. Raises UsageError between shared weights."""
     depths = model.parameter_depths()
     ends = sorted(set(depths.values()) - {0, max(depths.values())})
@@ -360,7 +361,7 @@ def freeze_encoder(objective: Objective, optim: OptimSection) -> None:
     model = objective.model
     if sum(isinstance(module, AnyModel) for module in objective.modules()) > 1:
         raise UsageError(
-            f"optim.lora_rank adapts one model, but {model.task_name} trains two models together. Remove it"
+            f"optim.lora_rank adapts one model, but {task_name(model.tasks)} trains two models together. Remove it"
         )
     if optim.lora_rank is not None and optim.lora_rank > model.config.hidden_size:
         raise UsageError(

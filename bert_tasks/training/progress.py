@@ -13,7 +13,7 @@ import re
 import shutil
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from datetime import timedelta
 from importlib import import_module
@@ -25,11 +25,13 @@ from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from bert_tasks.data.issues import counted
 from bert_tasks.environment import masked
 from bert_tasks.errors import UsageError
 from bert_tasks.terminal import message_stream, printable
 from bert_tasks.training import files as outputs
-from bert_tasks.training.step import StepLog
+from bert_tasks.training.records import EventRecord, RunRecord
+from bert_tasks.training.step import StepLog, StepResult
 from bert_tasks.variables import disable_telemetry
 
 _LOGGER = logging.getLogger("bert_tasks")
@@ -40,18 +42,44 @@ _NOT_IN_MLFLOW = re.compile(r"[^\w\-./ :]")
 
 
 class Clock:
-    """Seconds and ``tokens`` of training since it was made."""
+    """Measures training in intervals, between which the run evaluates and saves.
 
-    def __init__(self) -> None:
-        self.tokens, self._began = 0, time.perf_counter()
+    Attributes:
+        tokens: Number of tokens of the present interval.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        """Makes a clock that reads the time in seconds from ``now``."""
+        self.tokens, self._now = 0, now
+        self._began: float | None = None
+        self._all_tokens, self._all_seconds = 0, 0.0  # of the intervals that have ended
+
+    def start(self) -> None:
+        """Begins an interval."""
+        self.tokens, self._began = 0, self._now()
+
+    def stop(self) -> float:
+        """Ends the interval, if there is one, and returns its seconds."""
+        seconds = self._seconds
+        if self._began is not None:
+            self._all_tokens += self.tokens
+            self._all_seconds += seconds
+            self._began = None
+        return seconds
 
     @property
-    def seconds(self) -> float:
-        return time.perf_counter() - self._began
+    def _seconds(self) -> float:
+        return 0.0 if self._began is None else self._now() - self._began
 
     @property
     def tokens_per_second(self) -> float:
-        return self.tokens / self.seconds
+        """The speed of the present interval."""
+        return self.tokens / self._seconds
+
+    @property
+    def mean_tokens_per_second(self) -> float:
+        """The speed of all intervals that have ended, 0 without any token."""
+        return self._all_tokens / self._all_seconds if self._all_tokens else 0.0
 
 
 class Reporter:
@@ -116,6 +144,41 @@ class Reporter:
         shown = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
         self.line(f"evaluation after step {step}: {shown}{'  (best so far)' if best else ''}")
 
+    def early_end(self, evaluations: int | None) -> None:
+        """Shows why a run ends before its last step.
+
+        ``evaluations`` is the number of evaluations without a better model, or None if the callback ends the run.
+        """
+        if evaluations is None:
+            self.note("the callback asked to stop")
+        else:
+            self.note(f"stopped early without a better model in {counted(evaluations, 'evaluation')}")
+
+    def end(
+        self,
+        *,
+        seconds: float,
+        tokens_per_second: float,
+        best_epoch: float,
+        epochs: float,
+        frequent: tuple[str, float] | None,
+    ) -> None:
+        """Shows a finished run.
+
+        Args:
+            seconds: Time spent on training.
+            tokens_per_second: Its mean speed.
+            best_epoch, epochs: Number of epochs until the best model, and of all epochs.
+            frequent: The most frequent label of the validation rows and its fraction, if there are labels.
+        """
+        label = ""
+        if frequent is not None:
+            label = f", most frequent label {frequent[0]!r} ({frequent[1]:.1%})"
+        self.line(
+            f"trained for {seconds:.0f} s at {tokens_per_second:,.0f} tokens/s, "
+            f"best epoch {best_epoch:.3g} of {epochs:.3g}{label}"
+        )
+
     def close(self) -> None:
         """Ends the display."""
         if self._has_bar:
@@ -145,9 +208,7 @@ class MetricsLogger:
         self._trackers: dict[str, Any] = {}  # those that have begun or resumed the run
         self._keys: dict[str, str] = {}  # their identifiers of the run
 
-    def start_trackers(
-        self, metadata: Mapping[str, Any], settings: Mapping[str, Any], *, step: int, changed: bool
-    ) -> None:
+    def start_trackers(self, metadata: RunRecord, *, step: int, changed: bool) -> None:
         """Begins or resumes the run in each tracker.
 
         A tracker without the run gets all points of metrics.jsonl, a tracker with the run the points of the steps that
@@ -163,7 +224,7 @@ class MetricsLogger:
         # TensorBoard takes neither lists nor null.
         config = {
             key: value if isinstance(value, str | int | float | bool) else str(value)
-            for key, value in tracker_config(metadata, settings).items()
+            for key, value in tracker_config(metadata).items()
         }
         for name in self._names:
             with self._survived(name, "cannot start", fatal=step == 0):
@@ -173,10 +234,11 @@ class MetricsLogger:
 
     def record(self, event: Mapping[str, Any]) -> None:
         """Adds a record to metrics.jsonl and to trackers. Drops a tracker that fails."""
-        outputs.append_event(self._folder, event)
+        record = EventRecord.model_validate(event)
+        outputs.append_event(self._folder, record)
         for name in tuple(self._trackers):
-            with self._survived(name, f"failed at step {event['step']}"):
-                self._send(name, event)
+            with self._survived(name, f"failed at step {record.step}"):
+                self._send(name, record)
 
     def close(self) -> None:
         """Lets every tracker write its pending records."""
@@ -188,13 +250,13 @@ class MetricsLogger:
                     tracker.finish()
         self._trackers.clear()
 
-    def _send(self, name: str, event: Mapping[str, Any]) -> None:
+    def _send(self, name: str, event: EventRecord) -> None:
         """Sends the numbers of an event to a tracker."""
         values = points(event)
         if name == "mlflow":
             values = {_NOT_IN_MLFLOW.sub("_", key): value for key, value in values.items()}
         if values:
-            self._trackers[name].log(values, step=event["step"])
+            self._trackers[name].log(values, step=event.step)
 
     def _start(self, name: str, key: str | None, config: Mapping[str, Any]) -> None:
         """Begins the run in a tracker, or resumes the one with this identifier."""
@@ -242,21 +304,42 @@ class MetricsLogger:
             _LOGGER.warning("%s. The run continues without it, and %s has all records", reason, outputs.EVENTS)
 
 
-def points(event: Mapping[str, Any]) -> dict[str, float]:
+def step_record(log: StepLog, *, epoch: int, tokens_per_second: float, has_terms: bool) -> dict[str, Any]:
+    """Returns the record of a step in metrics.jsonl, with its loss terms if it has several.
+
+    ``epoch`` counts from 0.
+    """
+    record: dict[str, Any] = {"event": "step", "step": log.step + 1, "epoch": epoch + 1}
+    record |= {"loss": log.loss, "learning_rate": log.learning_rate, "grad_norm": log.grad_norm}
+    if has_terms:
+        record["terms"] = dict(log.terms)
+    record["tokens_per_second"] = round(tokens_per_second, 1)
+    return record
+
+
+def diverged_record(result: StepResult, *, epoch: int, rows: Sequence[int]) -> dict[str, Any]:
+    """Returns the record of a step that is not finite. ``epoch`` and ``rows`` count from 0."""
+    loss, norm, *_ = result.values.tolist()
+    record: dict[str, Any] = {"event": "diverged", "step": result.step + 1, "epoch": epoch + 1}
+    record |= {"loss": loss, "learning_rate": result.learning_rate, "grad_norm": norm}
+    record["rows"] = [row + 1 for row in rows]
+    return record
+
+
+def points(event: EventRecord) -> dict[str, float]:
     """Returns the finite numbers of an event, for example ``train/loss``."""
-    if event["event"] == "step":
-        shown = {name: value for name, value in event.items() if name not in ("event", "step", "terms")}
-        values = {f"train/{name}": value for name, value in {**shown, **event.get("terms", {})}.items()}
-    elif event["event"] == "evaluation":
-        values = {f"validation/{name}": value for name, value in event["metrics"].items()}
-    else:
-        values = {}
-    return {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
+    values: dict[str, float] = {}
+    if event.event == "step":
+        shown = event.model_dump(exclude={"event", "step", "terms"}, exclude_unset=True)
+        values = {f"train/{name}": value for name, value in {**shown, **event.terms}.items()}
+    elif event.event == "evaluation":
+        values = {f"validation/{name}": value for name, value in event.metrics.items()}
+    return {name: value for name, value in values.items() if math.isfinite(value)}
 
 
-def tracker_config(metadata: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+def tracker_config(metadata: RunRecord) -> dict[str, Any]:
     """Returns versions and settings of run.json without local paths, for trackers."""
-    shown = ("python", "platform", "processes", "device", "threads")
-    versions = {f"versions.{name}": version for name, version in metadata["versions"].items()}
-    named: dict[str, Any] = outputs.without_folders(settings)
-    return {**named, **{name: metadata[name] for name in shown}, **versions}
+    shown = {name: getattr(metadata, name) for name in ("python", "platform", "processes", "device", "threads")}
+    versions = {f"versions.{name}": version for name, version in metadata.versions.items()}
+    named: dict[str, Any] = outputs.without_folders(metadata.settings)
+    return {**named, **shown, **versions}

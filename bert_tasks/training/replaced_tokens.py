@@ -9,9 +9,10 @@ from bert_tasks.encoder.heads import ReplacedTokenOutput
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import UsageError
 from bert_tasks.families import family_of
+from bert_tasks.inference.replaced_tokens import replaced_token_output
 from bert_tasks.model.encoder_with_heads import ForwardFn
-from bert_tasks.model.replaced_tokens import replaced_token_output
 from bert_tasks.model.task_model import TaskModel
+from bert_tasks.model.windows import loss_terms
 from bert_tasks.outputs.base import LossTerm
 from bert_tasks.training import files as outputs
 from bert_tasks.training.objectives import Objective
@@ -50,8 +51,8 @@ class ReplacedTokenDetection(Objective):
 
     def forward(self, batch: PackedBatch) -> tuple[LossTerm, ...]:
         output = self.output_of(batch)
-        with torch.autocast(output.device.type, enabled=False):
-            return self.model.loss(output, batch)
+        with torch.autocast(batch.input_ids.device.type, enabled=False):
+            return loss_terms(self.model, output, batch)
 
     def output_of(self, batch: PackedBatch) -> ReplacedTokenOutput:
         """Runs the generator on masked tokens, and the discriminator on drawn tokens."""

@@ -5,22 +5,23 @@ Owns the order in which data, labels, task and model are made, because they depe
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from bert_tasks.data.checks import DataReport
 from bert_tasks.data.splits import trained_names, trained_reading
 from bert_tasks.distributed import broadcast_from_main, main_process_first, make_accelerator
 from bert_tasks.errors import RecipeError, UsageError, argument
+from bert_tasks.model.encoder_with_heads import check_parameters, draw_new_head
 from bert_tasks.model.features import training_samples
 from bert_tasks.model.multitask import AnyModel, MultiTaskModel, new_model, pretrained_model
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe.check import LoadedRecipe, prepare, report_on
 from bert_tasks.recipe.schema import Recipe, TeacherSection, load_recipe, resolved_toml
+from bert_tasks.tables import Result
 from bert_tasks.training import files as outputs
 from bert_tasks.training.checkpoints import checkpoints
 from bert_tasks.training.distillation import Distillation, check_teachable, load_teacher
 from bert_tasks.training.distillation_of_several import DistillationOfSeveral, Teacher, load_teachers
-from bert_tasks.training.loop import Callback, Trainer, prepare_model
+from bert_tasks.training.loop import Callback, Trainer
 from bert_tasks.training.objectives import Objective, Supervised
 from bert_tasks.training.optim import count_trained, make_adapters
 from bert_tasks.training.progress import check_installed
@@ -51,6 +52,24 @@ def build_trainer(prepared: LoadedRecipe, callback: Callback | None = None) -> T
         recipe_text=resolved_toml(recipe),
         callback=callback,
     )
+
+
+def prepare_model(model: AnyModel, *, seed: int) -> None:
+    """Makes a model ready for a run. A new head is drawn from the run's seed.
+
+    Raises:
+        UsageError: The model cannot be trained and saved, because it is exported, wrapped by another library, or no
+            ``TaskModel``.
+    """
+    if not isinstance(model, AnyModel):
+        raise UsageError(
+            f"expected a TaskModel, got a {type(model).__name__}. If another library has wrapped the model, pass "
+            "the TaskModel inside. Merge adapters of peft with model = peft_model.merge_and_unload()"
+        )
+    if model.no_weights_reason:
+        raise UsageError(f"it cannot be trained, because {model.no_weights_reason}")
+    check_parameters(model)
+    draw_new_head(model, seed)
 
 
 def make_objective(
@@ -131,27 +150,24 @@ def run_folder(recipe: Recipe) -> Path:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DryRun:
-    """The plan of a run."""
+class DryRun(Result):
+    """The plan of a run. ``data`` are the figures of its rows."""
 
     steps: int
     warmup_steps: int
     tokens_per_epoch: int
     parameters: int
     trained_parameters: int
-    report: DataReport
     load_summary: str
     example: str
     output_dir: str
     state: str
-
-    def to_json(self) -> dict[str, Any]:
-        return {**{key: value for key, value in vars(self).items() if key != "report"}, "data": self.report.to_json()}
+    data: DataReport
 
     def lines(self) -> list[str]:
         """Returns the lines for a terminal."""
         return [
-            *self.report.lines(),
+            *self.data.lines(),
             f"weights: {self.load_summary}",
             f"parameters: {self.parameters:,} ({self.trained_parameters:,} trained)",
             f"steps: {self.steps} ({self.warmup_steps} of warm-up), {self.tokens_per_epoch:,} tokens an epoch",
@@ -191,9 +207,9 @@ def dry_run(recipe: Recipe, *, overwrite: bool = False) -> DryRun:
         tokens_per_epoch=int(samples.lengths.sum()),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         trained_parameters=count_trained(objective, make_adapters(objective, optim, seed)),
-        report=report_on(trainer.splits, model),
         load_summary="random, of a new model" if model.load_report is None else model.load_report.summary(),
         example=str(model.require_tokenizer().decode(samples.features_of(first_row)[0]["input_ids"])),
         output_dir=str(folder),
         state=state,
+        data=report_on(trainer.splits, model),
     )

@@ -12,7 +12,7 @@ from typing import Literal, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from bert_tasks.data.table import Samples
+from bert_tasks.data.features import Samples
 from bert_tasks.recipe.schema import LearningRateSchedule, OptimSection
 
 BUCKET_BATCHES = 50

@@ -1,62 +1,64 @@
 """The state of a run, its result, and its folder.
 
-Owns ``TrainerState``, its translation to and from the ``RunState`` of a checkpoint, ``RunFolder``, and the content of
-run.json. A run needs no loader state, because the order of the samples and the random numbers of a step are functions
-of seed, epoch and step.
+Owns ``TrainerState``, which a checkpoint's ``RunState`` stores, ``RunFolder``, and the content of run.json. A run needs
+no loader state, because the order of the samples and the random numbers of a step are functions of seed, epoch and
+step.
 """
 
-import copy
 import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import torch
 from accelerate import Accelerator
-from pydantic import ValidationError
+from pydantic import BeforeValidator, ConfigDict, Field, SkipValidation, ValidationError
 
 from bert_tasks.data.checks import named_splits
-from bert_tasks.data.columns import ROW_ERROR
-from bert_tasks.data.problems import shortened
+from bert_tasks.data.columns import REJECT
+from bert_tasks.data.issues import shortened
 from bert_tasks.data.splits import Splits
 from bert_tasks.distributed import on_main_process, thread_hint, usable_cores
 from bert_tasks.encoder.cpu import slow_bfloat16
 from bert_tasks.encoder.lora import Adapters
 from bert_tasks.errors import CheckpointError, UsageError, argument
 from bert_tasks.metrics.tables import MetricTable, metrics_by_set
-from bert_tasks.model.features import input_notes
+from bert_tasks.model.features import feature_libraries, input_notes
 from bert_tasks.model.heads import metric_table
 from bert_tasks.model.multitask import AnyModel
-from bert_tasks.outputs.notebook import html_table
-from bert_tasks.recipe.schema import RunSection
 from bert_tasks.storage import remove_temporaries
+from bert_tasks.tables import Table
 from bert_tasks.tasks.base import Task
-from bert_tasks.tasks.several import fitted_values
+from bert_tasks.tasks.several import fitted_values, task_name
 from bert_tasks.training import checkpoints as checkpointing
 from bert_tasks.training import files as outputs
 from bert_tasks.training.checkpoints import RunState
-from bert_tasks.training.evaluation import metric_metadata
 from bert_tasks.training.files import Change
 from bert_tasks.training.objectives import Objective, weights_digest
 from bert_tasks.training.optim import attention_kernel, count_trained
-from bert_tasks.training.records import StateRecord, check_record
+from bert_tasks.training.records import (
+    ChangeRecord,
+    Count,
+    MetricRecord,
+    Metrics,
+    Number,
+    Record,
+    RunRecord,
+    SummaryRecord,
+)
 from bert_tasks.training.step import OptimizerSteps
 
-_WORST = {"best_value": -math.inf, "best_loss": math.inf}
+Tasks = SkipValidation[Mapping[str, Task]]
+LowestIfNull = BeforeValidator(lambda value: -math.inf if value is None else value)
+HighestIfNull = BeforeValidator(lambda value: math.inf if value is None else value)
 
 
-def _from_json(metrics: Mapping[str, float | None]) -> dict[str, float]:
-    """Returns metrics from JSON, with NaN for null."""
-    return {name: math.nan if value is None else value for name, value in metrics.items()}
-
-
-@dataclass(kw_only=True)
-class TrainerState:
-    """The progress of a run, which checkpoints store.
+class TrainerState(Record):
+    """The progress of a run, which checkpoints store with the fitted values of the tasks as ``tuned``.
 
     Attributes:
         tasks: The task of each head at the best evaluation, with its tuned thresholds.
@@ -72,18 +74,19 @@ class TrainerState:
         stopped: The run ends early.
     """
 
-    tasks: Mapping[str, Task]
-    step: int = 0
-    evaluated_step: int = 0
-    best: dict[str, float] = field(default_factory=dict)
-    best_value: float = -math.inf
-    best_loss: float = math.inf
-    best_step: int = 0
+    model_config = ConfigDict(extra="forbid")
+    tasks: Tasks = Field(exclude=True)
+    step: Count = 0
+    evaluated_step: Count = 0
+    best: Metrics = Field(default_factory=dict)
+    best_value: Annotated[Number, LowestIfNull] = -math.inf
+    best_loss: Annotated[Number, HighestIfNull] = math.inf
+    best_step: Count = 0
     best_collapse: str | None = None
-    last: dict[str, float] = field(default_factory=dict)
-    since_best: int = 0
+    last: Metrics = Field(default_factory=dict)
+    since_best: Count = 0
     seconds: float = 0.0
-    overflows: int = 0
+    overflows: Count = 0
     stopped: bool = False
 
     def add_evaluation(
@@ -111,28 +114,44 @@ class TrainerState:
         """Sets ``stopped`` from the number of evaluations without a better model."""
         self.stopped = patience is not None and self.since_best >= patience
 
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the state as JSON, with null for NaN and infinity."""
-        stored = outputs.finite({name: value for name, value in vars(self).items() if name != "tasks"})
-        return {**stored, "tuned": fitted_values(self.tasks)}
+    def to_json(self) -> dict[str, Any]:
+        """Returns the state as a checkpoint has it."""
+        return {**self.model_dump(mode="json"), "tuned": fitted_values(self.tasks)}
 
-    def load_state_dict(self, stored: Mapping[str, Any]) -> None:
-        """Loads what ``state_dict`` returned. Raises ValueError if a field is damaged."""
-        check_record(stored, StateRecord)
-        values = copy.deepcopy(dict(stored))
-        tuned = values.pop("tuned")
-        if "" in self.tasks:
-            tuned = {"fitted": {"": tuned}}
-        by_head = tuned.get("fitted", {})
-        if tuned.keys() - {"fitted"} or not isinstance(by_head, Mapping) or by_head.keys() - self.tasks.keys():
-            raise ValueError(f"tuned has other tasks than {', '.join(self.tasks)}")
-        self.tasks = {name: _tuned(task, by_head.get(name, {})) for name, task in self.tasks.items()}
-        for name, value in values.items():
-            metrics_or_value = _from_json(value) if name in ("best", "last") else value
-            setattr(self, name, _WORST.get(name) if value is None else metrics_or_value)
+    @classmethod
+    def of_checkpoint(cls, stored: object, tasks: Mapping[str, Task]) -> Self:
+        """Returns the state that ``to_json`` has stored.
+
+        Args:
+            stored: The content of the checkpoint.
+            tasks: The task of each head, without the values that were fitted before the checkpoint.
+
+        Raises:
+            ValueError: A field is damaged or missing.
+        """
+        if not isinstance(stored, Mapping):
+            raise ValueError(f"the state is {shortened(stored)}, expected an object")
+        missing = [name for name in (*cls.model_fields, "tuned") if name not in stored and name != "tasks"]
+        if missing:
+            raise ValueError(f"{missing[0]} = {shortened(stored)}, Field required")
+        values = dict(stored)
+        tuned = _tuned_tasks(tasks, values.pop("tuned"))
+        return cls.checked({**values, "tasks": tuned})
 
 
-def _tuned(task: Task, values: Mapping[str, Any]) -> Task:
+def _tuned_tasks(tasks: Mapping[str, Task], stored: object) -> dict[str, Task]:
+    """Returns the tasks with fitted values from a checkpoint. Several tasks have them by name, as ``fitted``."""
+    by_head = stored
+    if "" in tasks:
+        by_head = {"": stored}
+    elif isinstance(stored, Mapping) and stored.keys() <= {"fitted"}:
+        by_head = stored.get("fitted", {})
+    if not isinstance(by_head, Mapping) or by_head.keys() - tasks.keys():
+        raise ValueError(f"tuned has other tasks than {', '.join(tasks)}")
+    return {name: _tuned(task, by_head.get(name, {})) for name, task in tasks.items()}
+
+
+def _tuned(task: Task, values: object) -> Task:
     """Returns a task with fitted values from a checkpoint. Raises ValueError if one is damaged."""
     known = {name: setting for name, setting in task.settings_by_name().items() if setting.is_fitted}
     if not isinstance(values, Mapping) or values.keys() - known.keys():
@@ -146,8 +165,7 @@ def _tuned(task: Task, values: Mapping[str, Any]) -> Task:
     return task.with_settings(**checked)
 
 
-@dataclass(frozen=True, kw_only=True)
-class FitResult:
+class FitResult(SummaryRecord):
     """The result of a run, as in ``metrics.json``.
 
     Attributes:
@@ -166,23 +184,10 @@ class FitResult:
         >>> fit(model, "train.csv", output_dir="runs/x", epochs=1).metrics["accuracy"]
     """
 
-    metrics: dict[str, float]
-    last_metrics: dict[str, float]
-    best_step: int
-    steps: int
-    stopped_early: bool
-    train_seconds: float
-    output_dir: Path
-    tasks: Mapping[str, Task]
-    validation_sets: tuple[str, ...]
-    collapse: str | None = None
-    notes: tuple[str, ...] = ()
-    reused: bool = False
-
-    def summary(self) -> dict[str, Any]:
-        """Returns the content of ``metrics.json``."""
-        others = ("output_dir", "tasks", "validation_sets", "reused")
-        return {key: value for key, value in vars(self).items() if key not in others}
+    output_dir: Path = Field(exclude=True)
+    tasks: Tasks = Field(exclude=True)
+    validation_sets: tuple[str, ...] = Field(exclude=True)
+    reused: bool = Field(default=False, exclude=True)
 
     def metric_tables(self) -> dict[str, MetricTable]:
         """Returns the best model's metrics on each validation set, as tables."""
@@ -190,26 +195,16 @@ class FitResult:
         return {name: metric_table(self.tasks, metrics) for name, metrics in by_set.items()}
 
     def _repr_html_(self) -> str:
-        rows = [
-            {"validation set": name, "metric": metric, "value": f"{value:.4f}"}
-            for name, table in self.metric_tables().items()
-            for metric, value in table.overall.items()
-        ]
-        names = ["metric", "value"] if self.validation_sets == ("",) else ["validation set", "metric", "value"]
+        columns, rows = ["validation set", "metric", "value"], []
+        for name, metrics in self.metric_tables().items():
+            rows += [[name, metric, f"{value:.4f}"] for metric, value in metrics.overall.items()]
+        if self.validation_sets == ("",):
+            columns, rows = columns[1:], [row[1:] for row in rows]
         report = self.output_dir / outputs.REPORT
         about = f"best after step {self.best_step} of {self.steps}, {self.train_seconds:.0f} s of training"
         lines = [about, f"model: {self.output_dir / outputs.MODEL}", *self.notes]
         lines += [f"report: {report}"] if report.is_file() else []
-        return html_table(names, rows) + "".join(f"<div>{escape(line)}</div>" for line in lines)
-
-    @classmethod
-    def from_summary(
-        cls, summary: Mapping[str, Any], *, output_dir: Path, tasks: Mapping[str, Task], validation_sets: Sequence[str]
-    ) -> Self:
-        """Returns a finished run's result from ``metrics.json``, where null means NaN."""
-        values = dict(summary) | {name: _from_json(summary[name]) for name in ("metrics", "last_metrics")}
-        values["notes"] = tuple(summary["notes"])
-        return cls(**values, output_dir=output_dir, tasks=tasks, validation_sets=tuple(validation_sets), reused=True)
+        return Table(columns=columns, rows=rows).html() + "".join(f"<div>{escape(line)}</div>" for line in lines)
 
 
 def state_dict(steps: OptimizerSteps, state: TrainerState) -> RunState:
@@ -220,14 +215,14 @@ def state_dict(steps: OptimizerSteps, state: TrainerState) -> RunState:
     scaler = steps.accelerator.scaler
     moments, other = steps.optimizer.state_dict()
     # The key "course" is part of the format of checkpoints.
-    progress = {"course": state.state_dict(), "scaler": None if scaler is None else scaler.state_dict()}
+    progress = {"course": state.to_json(), "scaler": None if scaler is None else scaler.state_dict()}
     progress |= {"optimizer": other} if other else {}
     weights = steps.optimizer.checkpoint_parameters()
     return RunState(step=state.step, weights=weights, optimizer=moments, progress=progress)
 
 
-def load_state(loaded: RunState, steps: OptimizerSteps, state: TrainerState) -> None:
-    """Loads a ``state_dict`` into parameters, optimizer, scaler and state.
+def load_state(loaded: RunState, steps: OptimizerSteps, tasks: Mapping[str, Task]) -> TrainerState:
+    """Loads a ``state_dict`` into parameters, optimizer and scaler, and returns the state of the run.
 
     Raises:
         CheckpointError: It belongs to another model, or is damaged.
@@ -244,7 +239,7 @@ def load_state(loaded: RunState, steps: OptimizerSteps, state: TrainerState) -> 
     if scaler is not None and loaded.progress.get("scaler") is not None:
         scaler.load_state_dict(loaded.progress["scaler"])
     try:
-        state.load_state_dict(loaded.progress.get("course", {}))
+        return TrainerState.of_checkpoint(loaded.progress.get("course", {}), tasks)
     except ValueError as error:
         raise CheckpointError(
             f"ckpt-{loaded.step} is damaged ({error}). Remove it, or start again with {argument('overwrite')}"
@@ -261,9 +256,9 @@ class ExistingRun:
         summary: The content of metrics.json if the run is finished, else None.
     """
 
-    metadata: Mapping[str, Any]
+    metadata: RunRecord
     changed: Sequence[Change]
-    summary: Mapping[str, Any] | None
+    summary: SummaryRecord | None
 
 
 @dataclass(kw_only=True)
@@ -294,13 +289,13 @@ class RunFolder:
         if metadata is None:
             return None
         summary = outputs.read_summary(self.path)
-        changed = outputs.changes(self.path, metadata["settings"], self.settings, finished=summary is not None)
+        changed = outputs.changes(self.path, metadata.settings, self.settings, finished=summary is not None)
         return ExistingRun(metadata=metadata, changed=changed, summary=summary)
 
     @on_main_process
-    def write_metadata(self, metadata: Mapping[str, Any]) -> None:
+    def write_metadata(self, metadata: RunRecord) -> None:
         """Writes the run's settings and inputs, run.json first to mark the folder."""
-        outputs.write_json(self.path / outputs.RUN, {**metadata, "settings": self.settings})
+        outputs.write_json(self.path / outputs.RUN, metadata.to_json())
         if self.recipe_text is not None:
             outputs.write_text(self.path / outputs.RECIPE, self.recipe_text)
         # Skipped rows, once for each source file, because validation rows may come from the training file.
@@ -309,15 +304,19 @@ class RunFolder:
             json.dumps({"file": table.source, **json.loads(error)}) + "\n"
             for table in tables.values()
             if table.errors is not None
-            for error in table.errors.values(ROW_ERROR)
+            for error in table.errors.values(REJECT)
         ]
         (self.path / outputs.REJECTS).unlink(missing_ok=True)
         if rejects:
             outputs.write_text(self.path / outputs.REJECTS, "".join(rejects))
 
     @on_main_process
-    def load_newest(self, existing: ExistingRun, total_steps: int) -> tuple[RunState | None, list[str]]:
+    def load_newest(self, existing: ExistingRun, metadata: RunRecord) -> tuple[RunState | None, list[str]]:
         """Returns the checkpoint to resume from, if there is one, and notes for people.
+
+        Args:
+            existing: The run in the folder.
+            metadata: What run.json will hold of the resumed run.
 
         Raises:
             CheckpointError: There are checkpoints and none can be used.
@@ -334,11 +333,16 @@ class RunFolder:
                     "a run)"
                 )
             return None, ["the run in the folder has no checkpoint and starts again from the beginning"]
-        if newest.state.step > total_steps:
+        if newest.state.step > metadata.steps:
             raise UsageError(
-                f"{self.path} holds {newest.state.step} steps, more than the {total_steps} of this run. "
+                f"{self.path} holds {newest.state.step} steps, more than the {metadata.steps} of this run. "
                 "Raise optim.epochs or optim.max_steps, choose another folder, or "
                 f"{argument('overwrite')} to train again"
+            )
+        if existing.metadata.encoder_weights != metadata.encoder_weights:
+            raise CheckpointError(
+                "the encoder has other weights than at the start of the run. Checkpoints hold only the adapters and "
+                f"the head. Pass the model that the run began with, or {argument('overwrite')} to start again"
             )
         skipped = [f"NOT USED: {reason}" for reason in newest.skipped]
         return newest.state, [*skipped, f"resumed after step {newest.state.step} from {newest.path}"]
@@ -381,7 +385,7 @@ class RunFolder:
             "processes": self.accelerator.num_processes,
             "seed": seed,
             "data": outputs.data_metadata(self.splits),
-            "versions": outputs.environment(self.objective.model.libraries)["versions"],
+            "versions": outputs.environment(feature_libraries(self.objective.model))["versions"],
         }
         return checkpointing.save_checkpoint(
             self.checkpoints,
@@ -416,35 +420,53 @@ def run_environment(accelerator: Accelerator, model: AnyModel) -> dict[str, Any]
     """Returns what bit-equal results depend on besides the settings and the data."""
     device = accelerator.device
     return {
-        **outputs.environment(model.libraries),
+        **outputs.environment(feature_libraries(model)),
         "processes": accelerator.num_processes,
         "device": device.type,
         "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
     }
 
 
-def run_metadata(steps: OptimizerSteps, splits: Splits, run: RunSection) -> dict[str, Any]:
-    """Returns run.json, with all that bit-equal results and readers of metrics need."""
+def run_metadata(
+    steps: OptimizerSteps, splits: Splits, metrics: MetricRecord, settings: Mapping[str, Any]
+) -> RunRecord:
+    """Returns run.json of a run that begins.
+
+    ``metrics`` is the result of ``metric_metadata``, ``settings`` are all settings of the run.
+    """
     model = steps.objective.model
     vocabulary, adapters = steps.optimizer.vocabulary, steps.optimizer.adapters
     rows = None if vocabulary is None else {"trained": len(vocabulary.ids), "all": model.config.vocab_size}
-    return {
+    return RunRecord(
         **run_environment(steps.accelerator, model),
-        "seed": steps.seed,
-        "attention": attention_kernel(model, steps.optim.mixed_precision),
-        "model": {} if model.origin is None else dict(vars(model.origin)),
-        "task": model.task_name,
-        "labels": list(model.labels),
-        "metrics": metric_metadata(model.tasks, run, list(splits.validation)),
-        "data": outputs.data_metadata(splits),
-        "rows": len(splits.train),
-        "steps": steps.plan.total,
-        "vocabulary_rows": rows,  # of the word embeddings, None for all that are not frozen
-        "trained_parameters": count_trained(steps.objective, adapters),
-        "initial_weights": weights_digest(steps.objective.checkpoint_parameters()),
+        seed=steps.seed,
+        attention=attention_kernel(model, steps.optim.mixed_precision),
+        model={} if model.origin is None else dict(vars(model.origin)),
+        task=task_name(model.tasks),
+        labels=list(model.labels),
+        metrics=metrics,
+        data=outputs.data_metadata(splits),
+        rows=len(splits.train),
+        steps=steps.plan.total,
+        vocabulary_rows=rows,
+        trained_parameters=count_trained(steps.objective, adapters),
+        initial_weights=weights_digest(steps.objective.checkpoint_parameters()),
         # With adapters the checkpoints do not hold them, so a resumed run needs the same ones.
-        "encoder_weights": None if adapters is None else weights_digest(model.encoder.state_dict()),
-    }
+        encoder_weights=None if adapters is None else weights_digest(model.encoder.state_dict()),
+        settings=dict(settings),
+    )
+
+
+def resumed_metadata(now: RunRecord, before: RunRecord, changed: Sequence[Change], step: int) -> RunRecord:
+    """Returns run.json of a run that is resumed after a step, with what changed since it began."""
+    changes = [ChangeRecord(step=step, change=str(change)) for change in changed]
+    return now.model_copy(
+        update={
+            "initial_weights": before.initial_weights,
+            "resumed_at": [*before.resumed_at, step],
+            "changes": [*before.changes, *changes],
+        }
+    )
 
 
 def start_notes(steps: OptimizerSteps, splits: Splits, attention: str) -> Iterator[str]:
@@ -477,3 +499,23 @@ def start_notes(steps: OptimizerSteps, splits: Splits, attention: str) -> Iterat
             yield f"{name}: {text}"
     for text in input_notes(steps.samples, model, rows=len(splits.train)):
         yield f"train: {text}"
+
+
+def end_notes(steps: OptimizerSteps, splits: Splits, state: TrainerState, *, best_set: str) -> Iterator[str]:
+    """Yields what a reader of the metrics must know at the end of a run.
+
+    ``best_set`` is the name of the validation set whose metric selects the best model.
+    """
+    if splits.train.sample:
+        yield f"the model was trained on {splits.train.sample}. Train on all rows before you use it"
+    if state.best_collapse is None:
+        return
+    where = f" of the validation set {best_set!r}" if best_set else ""
+    remedies = [f"a lower learning_rate (now {steps.optim.learning_rate:g})"]
+    for task in state.tasks.values():
+        remedies += [remedy for remedy in task.output.remedies if remedy not in remedies]
+    epochs = steps.order.epochs(steps.plan.total)
+    yield (
+        f"the best model {state.best_collapse}{where}, although the labels of the validation rows differ. "
+        f"Try {', '.join(remedies)} or more epochs (now {epochs:.3g})"
+    )

@@ -19,7 +19,7 @@ Shape legend: 0-dimensional tensors unless said otherwise, K loss terms.
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Self, cast
 
@@ -27,9 +27,11 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from bert_tasks.data.table import Samples, token_batches
+from bert_tasks.data.features import Samples, token_batches
 from bert_tasks.encoder.cpu import reuse_bfloat16_weights
 from bert_tasks.errors import DivergedError
+from bert_tasks.model.windows import pack_features
+from bert_tasks.outputs.base import LossTerm
 from bert_tasks.outputs.features import Feature
 from bert_tasks.recipe.schema import OptimSection
 from bert_tasks.tasks.base import FeatureKeys
@@ -119,7 +121,6 @@ class OptimizerSteps:
         self.seed, self.accelerator = seed, accelerator
         self.order = SampleOrder.of(samples, optim, seed=seed)
         self.plan = StepPlan.of(optim, self.order)
-        self._term_weights: dict[str, float] = {}  # weight of each loss term in the batches so far
         objective.to(accelerator.device)
         objective.train()
         objective.zero_grad(set_to_none=True)
@@ -152,8 +153,12 @@ class OptimizerSteps:
         return [[feature for i in numbers for feature in windows[i]] for numbers in parts]
 
     @reuse_bfloat16_weights()
-    def backward(self, step: int, batch: Sequence[int]) -> Tensor:
-        """Sums gradients. Returns ``[K, 2]`` float64 totals and counts of loss terms."""
+    def backward(self, step: int, batch: Sequence[int]) -> tuple[LossTerm, ...]:
+        """Computes the gradients of a batch, which ``update`` scales.
+
+        Returns:
+            The loss terms of this process for the whole batch, with float64 totals and counts.
+        """
         accelerator, optimizer = self.accelerator, self.optimizer
         self.objective.train()
         optimizer.begin_step()
@@ -161,16 +166,19 @@ class OptimizerSteps:
         share, weight = self.choose(batch)
         micro_batches = self.cut(step, share)
         ratios = self._ratios(micro_batches, weight)
-        sums = []
+        terms: tuple[LossTerm, ...] = ()
+        tables = []
         with optimizer.attached():  # the backward pass, too, may run layers
             for features in micro_batches:
                 is_last = features is micro_batches[-1]
                 with nullcontext() if is_last else accelerator.no_sync(optimizer.wrapped_objective):
-                    sums.append(self._add_gradients(features, weight / len(batch), ratios))
+                    terms = self._add_gradients(features, weight / len(batch), ratios)
+                tables.append(_term_table(terms))
         for parameter in optimizer.parameters:
             if parameter.grad is not None and parameter.grad.is_sparse:
                 parameter.grad = parameter.grad.coalesce()  # each row once
-        return torch.stack(sums).sum(dim=0) * weight
+        sums = torch.stack(tables).sum(dim=0) * weight  # [K, 2]
+        return tuple(replace(term, total=total, count=count) for term, (total, count) in zip(terms, sums, strict=True))
 
     def _ratios(self, micro_batches: Sequence[Sequence[Feature]], weight: float) -> Tensor | None:
         """Returns ``[K]`` C_ref / C_k, 0 without a count, or None if there is one term."""
@@ -181,25 +189,31 @@ class OptimizerSteps:
         total = self.accelerator.reduce(counted.to(self.accelerator.device, non_blocking=True), reduction="sum")
         return torch.where(total > 0, _reference_count(total) / total, 0.0)
 
-    def _add_gradients(self, features: Sequence[Feature], scale: float, ratios: Tensor | None) -> Tensor:
-        """Runs backward for terms times ``scale`` and their ratios. Returns ``[K, 2]``."""
-        terms = self.optimizer.wrapped_objective(self.objective.model.packed(features))
+    def _add_gradients(self, features: Sequence[Feature], scale: float, ratios: Tensor | None) -> tuple[LossTerm, ...]:
+        """Runs backward for terms times ``scale`` and their ratios. Returns the terms without their graph."""
+        batch = pack_features(self.objective.model, features)
+        terms: tuple[LossTerm, ...] = self.optimizer.wrapped_objective(batch)
         losses = [term.total * (term.weight * scale) for term in terms]
         if ratios is not None:
             losses = [loss * ratio.to(loss.dtype) for loss, ratio in zip(losses, ratios, strict=True)]
         self.accelerator.backward(losses[0] if len(losses) == 1 else torch.stack(losses).sum())
-        self._term_weights = {term.name: term.weight for term in terms}
-        return torch.stack([torch.stack([term.total.detach().double(), term.count.double()]) for term in terms])
+        return tuple(replace(term, total=term.total.detach()) for term in terms)
 
-    def update(self, step: int, batch: Sequence[int], sums: Tensor, *, stop: bool = False) -> StepResult:
+    def update(self, step: int, batch: Sequence[int], terms: Sequence[LossTerm], *, stop: bool = False) -> StepResult:
         """Scales and clips the gradients, and updates the weights.
 
-        Nothing is updated if the loss or a gradient is not finite. ``sums`` is what ``backward`` returned. If ``stop``,
-        the other processes learn that this one wants to end.
+        Nothing is updated if the loss or a gradient is not finite.
+
+        Args:
+            step: The number of the step, from 0.
+            batch: Its samples.
+            terms: What ``backward`` returned.
+            stop: True tells the other processes that this one was asked to stop.
         """
         accelerator, plan = self.accelerator, self.plan
-        flags = sums.new_full((1,), float(stop))
-        *values, stops = accelerator.reduce(torch.cat([sums.flatten(), flags]), reduction="sum")
+        table = _term_table(terms)
+        flags = table.new_full((1,), float(stop))
+        *values, stops = accelerator.reduce(torch.cat([table.flatten(), flags]), reduction="sum")
         totals, counts = torch.stack(values).view(-1, 2).unbind(dim=1)
         count = _reference_count(counts)
         factor = torch.where(count > 0, accelerator.num_processes * len(batch) / count, 0.0)  # no labels, no gradient
@@ -207,7 +221,7 @@ class OptimizerSteps:
             accelerator.unscale_gradients(self.optimizer.accelerated)
         norm = clip_and_scale(self.optimizer.parameters, factor=factor, max_norm=self.optim.max_grad_norm)
         means = totals / counts.clamp(min=1e-30)
-        loss = torch.stack([mean * scale for mean, scale in zip(means, self._term_weights.values(), strict=True)]).sum()
+        loss = torch.stack([mean * term.weight for mean, term in zip(means, terms, strict=True)]).sum()
         bad = ~(torch.isfinite(norm) & torch.isfinite(loss))
         schedule = learning_rate_factor(
             step, self.optim.lr_scheduler_type, total_steps=plan.total, warmup_steps=plan.warmup, decay_steps=plan.decay
@@ -219,9 +233,19 @@ class OptimizerSteps:
         if accelerator.device.type == "cuda":
             ready = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch
             ready.record()
-        rate = max(self.optimizer.rates) * schedule
-        terms = tuple(self._term_weights)
-        return StepResult(step=step, batch=batch, learning_rate=rate, values=numbers, ready=ready, terms=terms)
+        return StepResult(
+            step=step,
+            batch=batch,
+            learning_rate=max(self.optimizer.rates) * schedule,
+            values=numbers,
+            ready=ready,
+            terms=tuple(term.name for term in terms),
+        )
+
+
+def _term_table(terms: Sequence[LossTerm]) -> Tensor:
+    """Returns ``[K, 2]`` float64, the total and the count of each loss term."""
+    return torch.stack([torch.stack([term.total.double(), term.count.double()]) for term in terms])
 
 
 def _reference_count(counts: Tensor) -> Tensor:

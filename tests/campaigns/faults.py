@@ -73,10 +73,10 @@ CLASSES = {
     "inputs": FaultClass(
         promise="Bad files are refused with every bad row named, or read as intended; nothing is dropped silently.",
         tests=(
-            "tests/data/test_readers.py",
+            "tests/data/test_reading.py",
             "tests/data/test_columns.py",
             "tests/data/test_checks.py",
-            "tests/data/test_validator.py",
+            "tests/data/test_conversion.py",
             "tests/data/test_conll.py",
             "tests/data/test_squad_json.py",
             "tests/data/test_arrow_cache.py",

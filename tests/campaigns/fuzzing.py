@@ -33,12 +33,13 @@ from safetensors.torch import save_file
 
 from bert_tasks.checkpoints.hub import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from bert_tasks.data.columns import without_labels
-from bert_tasks.data.readers import ReadOptions, read_table
-from bert_tasks.data.table import RowTable
+from bert_tasks.data.options import ReadOptions
+from bert_tasks.data.reading import read as read_rows
+from bert_tasks.data.rows import Rows
 from bert_tasks.errors import BertTasksError, DataError
 from bert_tasks.experiments.study import Study
+from bert_tasks.export.graph import OPSET
 from bert_tasks.model.exported import GRAPHS, INPUTS, RECORD, ExportedModel
-from bert_tasks.model.graph import OPSET
 from bert_tasks.model.multitask import MultiTaskModel
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe.schema import load_recipe
@@ -99,7 +100,7 @@ def _table(task: str, name: str, format: str | None = None) -> Read:
     def read(content: bytes, folder: Path) -> object:
         path = folder / name
         path.write_bytes(content)
-        return read_table(path, columns=columns, reading=ReadOptions(format=format), cache_dir=folder / "cache")
+        return read_rows(path, columns, ReadOptions(format=format), cache_dir=folder / "cache")
 
     return read
 
@@ -466,7 +467,7 @@ def _sensible(read: Read) -> Read:
 
     def read_bounded(content: bytes, folder: Path) -> object:
         rows = read(content, folder)
-        for row in cast(RowTable, rows):
+        for row in cast(Rows, rows):
             assert row["line"] >= 1
             text = row["text"] if "text" in row else " ".join(row["words"])
             text.encode()

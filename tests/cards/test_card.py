@@ -5,7 +5,6 @@ import io
 import json
 import logging
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +106,7 @@ def test_a_card_says_what_the_run_was(recipe_run: Path) -> None:
     first = card.data.eval_results[0]
     about = (first.task_type, first.dataset_name, first.dataset_split)
     assert about == ("text-classification", "dev.csv", "validation")
-    fingerprints = [split["fingerprint"] for split in run.splits.values()]
+    fingerprints = [split.fingerprint for split in run.splits.values()]
     assert first.dataset_args == {"fingerprint": fingerprints[1]}
     assert (card.data.library_name, card.data.pipeline_tag) == ("transformers", "text-classification")
     assert card.data.tags == ["bert-tasks", "roberta"]
@@ -172,7 +171,7 @@ def test_a_card_that_cannot_be_written_loses_no_run(
     (tmp_path / "run" / "model" / "README.md").write_text("# Mine\n", "utf-8")
     with caplog.at_level(logging.WARNING, "bert_tasks"):
         again = train(recipe, progress=False)
-    assert again == replace(first, reused=True)
+    assert again == first.model_copy(update={"reused": True})
     assert "is not replaced" in caplog.text
     assert (tmp_path / "run" / "model" / "README.md").read_text("utf-8") == "# Mine\n"
 

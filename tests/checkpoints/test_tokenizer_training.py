@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 
 from bert_tasks import TaskModel
 from bert_tasks.checkpoints.tokenizer_training import train_tokenizer
-from bert_tasks.data.readers import ReadOptions
+from bert_tasks.data.options import ReadOptions
 from bert_tasks.errors import CheckpointError, DataError, UsageError
 from bert_tasks.init.recipe import init_recipe
 from bert_tasks.recipe.check import check

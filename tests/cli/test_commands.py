@@ -20,7 +20,7 @@ from bert_tasks import inference
 from bert_tasks.cli import main
 from bert_tasks.cli.models import rows_progress
 from bert_tasks.cli.options import write_options
-from bert_tasks.inference import evaluation, prediction
+from bert_tasks.inference import evaluation, predictor
 from bert_tasks.init import recipe as init_recipe
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.outputs.base import LossTerm
@@ -326,7 +326,7 @@ class TestPredict:
 
     def test_dtype(self, model: Path, data: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         asked: list[str] = []
-        for module in (evaluation, prediction):  # None: the model itself
+        for module in (evaluation, predictor):  # None: the model itself
             monkeypatch.setattr(module, "logits_of", lambda model, dtype: asked.append(dtype))
         output = tmp_path / "answers.jsonl"
         assert run("predict", model, data, "--output", output, "--dtype", "int8").code == 0

@@ -11,9 +11,10 @@ import pytest
 from bert_tasks import TaskModel, fit
 from bert_tasks.data.conll import entities
 from bert_tasks.data.formats import FORMATS
-from bert_tasks.data.problems import RowErrors
-from bert_tasks.data.readers import ReadOptions, read_table
-from bert_tasks.data.table import RowTable
+from bert_tasks.data.issues import RowIssues
+from bert_tasks.data.options import ReadOptions
+from bert_tasks.data.reading import read as read_rows
+from bert_tasks.data.rows import Rows
 from bert_tasks.data.words import place_words
 from bert_tasks.errors import DataError
 from bert_tasks.init import init_recipe
@@ -121,9 +122,9 @@ def write(name: str, folder: Path) -> Path:
     return path
 
 
-def read(path: Path, columns: Mapping[str, str] | None = None, *, task: type[Task] = TokenClassification) -> RowTable:
+def read(path: Path, columns: Mapping[str, str] | None = None, *, task: type[Task] = TokenClassification) -> Rows:
     names = ReadOptions(columns=columns)
-    return read_table(path, columns=task.columns, reading=names, cache_dir=path.parent / "cache")
+    return read_rows(path, task.columns, names, cache_dir=path.parent / "cache")
 
 
 @pytest.mark.parametrize("name", [*LINES, *LISTS, *FILES])
@@ -131,9 +132,9 @@ def test_every_tool_gives_the_same_rows(name: str, tmp_path: Path) -> None:
     """``init`` finds the task and the columns; what it writes reads the texts with their entities."""
     path = write(name, tmp_path)
     draft = init_recipe(path, validation=path, output=tmp_path / "recipe.toml")
-    assert draft.guess.task == "token-classification"
+    assert draft.task == "token-classification"
     rows = []
-    for row in read(path, draft.guess.columns):
+    for row in read(path, draft.columns):
         places = place_words(row["words"], row["text"])
         assert places is not None
         spans = [(places[entity.start][0], places[entity.end - 1][1], entity.type) for entity in entities(row["tags"])]
@@ -179,7 +180,7 @@ def test_chosen_labels_are_labels_of_the_text(name: str, item: object, tmp_path:
     path = tmp_path / name
     path.write_text(json.dumps([item] if name.endswith(".json") else item))
     columns = SequenceClassification.of(labels=("A", "B")).columns
-    (row,) = read_table(path, columns=columns, cache_dir=tmp_path)
+    (row,) = read_rows(path, columns, cache_dir=tmp_path)
     assert (row["text"], row["label"]) == ("a", "A")
 
 
@@ -187,7 +188,7 @@ def test_chosen_labels_are_labels_of_the_text(name: str, item: object, tmp_path:
 def test_an_item_that_the_tool_does_not_write_is_named(name: str, tmp_path: Path) -> None:
     path = write(name, tmp_path)
     path.write_text(json.dumps([*json.loads(path.read_text()), [1]]))
-    with pytest.raises(RowErrors, match=rf"{name}:6: not an item as (label-studio|spacy) writes it"):
+    with pytest.raises(RowIssues, match=rf"{name}:6: not an item as (label-studio|spacy) writes it"):
         read(path)
 
 
@@ -233,7 +234,7 @@ def test_the_text_that_a_span_repeats_must_be_in_the_document(item: Any, tmp_pat
     names = {"entities": "label"} if "label" in item else None
     line = 2 if isinstance(item, str) else 1
     told = r"a misplaced span .* The text has 'far' there, but the span says 'Rome'"
-    with pytest.raises(RowErrors, match=rf"{path.stem}\.\w+:{line}: {told}"):
+    with pytest.raises(RowIssues, match=rf"{path.stem}\.\w+:{line}: {told}"):
         read(path, names)
 
 
@@ -255,7 +256,7 @@ def test_a_folder_of_brat_is_one_source(tmp_path: Path) -> None:
     rows = [(row["document"], row["tags"]) for row in read(tmp_path)]
     assert rows == [(f"d{number}", tags) for number in range(3) for tags in (["O", "O"], ["B-PER", "O"])]
     (tmp_path / "d1.ann").write_text("T1\tPER 7 10\tBob\n")
-    with pytest.raises(RowErrors, match=r"d1\.txt:2: a misplaced span"):
+    with pytest.raises(RowIssues, match=r"d1\.txt:2: a misplaced span"):
         read(tmp_path)
 
 

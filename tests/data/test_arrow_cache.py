@@ -12,16 +12,16 @@ import pyarrow
 import pytest
 
 from bert_tasks.data.arrow import ArrowRows, read_batches, store, write_batches
-from bert_tasks.data.problems import RowErrors
-from bert_tasks.data.table import RowTable
+from bert_tasks.data.issues import RowIssues
+from bert_tasks.data.rows import Rows
 from bert_tasks.errors import DataError
 
-Read = Callable[..., RowTable]
+Read = Callable[..., Rows]
 
 
 def test_a_read_file_is_not_parsed_again(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
     first = read("text,label\na,x\n")
-    monkeypatch.setattr("bert_tasks.data.readers._write_rows", lambda *_: pytest.fail("the file is parsed again"))
+    monkeypatch.setattr("bert_tasks.data.reading._write", lambda *_: pytest.fail("the file is parsed again"))
     again = read("text,label\na,x\n")
     assert list(again) == list(first)
     assert again.fingerprint == first.fingerprint
@@ -67,7 +67,7 @@ def test_cached_files_obey_the_umask(read: Read, tmp_path: Path, umask: int) -> 
 
 
 def test_a_bad_file_leaves_nothing_in_the_cache(read: Read, tmp_path: Path) -> None:
-    with pytest.raises(RowErrors):
+    with pytest.raises(RowIssues):
         read("text,label\na,\n")
     assert not list((tmp_path / "cache/bert_tasks/tables").iterdir())
 
@@ -77,8 +77,8 @@ def test_memory_stays_flat(tmp_path: Path) -> None:
     """200,000 rows (100 MB) are read in another process, whose peak memory is compared with a small file's."""
     program = (
         "import resource, sys; from bert_tasks.data.columns import Column;"
-        "from bert_tasks.data.readers import read_table; from pathlib import Path;"
-        "table = read_table(sys.argv[1], columns=[Column(name='text', kind='text'),"
+        "from bert_tasks.data.reading import read; from pathlib import Path;"
+        "table = read(sys.argv[1], [Column(name='text', kind='text'),"
         " Column(name='label', kind='label', required=False)], cache_dir=Path(sys.argv[2]));"
         "print(len(table), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
     )

@@ -8,15 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_tasks.data.arrow import ArrowRows
-from bert_tasks.data.table import (
-    RowTable,
-    Samples,
-    Truncation,
-    cached_features,
-    filling_order,
-    longest_first,
-    token_batches,
-)
+from bert_tasks.data.features import Samples, Truncation, cached_features, filling_order, longest_first, token_batches
+from bert_tasks.data.rows import Rows
 
 # For each row the tokens of its windows.
 WINDOWS = st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=3), max_size=12)
@@ -36,7 +29,7 @@ def stored(windows: list[list[int]], lost: int = 0) -> ArrowRows:
         "lost_tokens": [lost if row % 2 else 0 for row, _ in pairs],
         "lost_answers": [0] * len(pairs),
     }
-    nothing = cached_features(RowTable.from_rows([]), features=lambda rows, tokenizer: [], tokenizer=None, key={})
+    nothing = cached_features(Rows.unchecked([]), features=lambda rows, tokenizer: [], tokenizer=None, key={})
     return ArrowRows.from_columns(columns, nothing.table().schema)
 
 

@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 
 from bert_tasks.data.checks import TokenCounts, check_splits, data_report, imbalance_hint, infer_labels
 from bert_tasks.data.columns import Column
-from bert_tasks.data.problems import RowErrors
+from bert_tasks.data.features import Truncation
+from bert_tasks.data.issues import RowIssues
+from bert_tasks.data.reading import read
+from bert_tasks.data.rows import Rows
 from bert_tasks.data.splits import Splits
-from bert_tasks.data.table import RowTable, Truncation
 from bert_tasks.errors import DataError
 
 TEXT = Column(name="text", kind="text")
@@ -19,15 +21,15 @@ COLUMNS = (TEXT, Column(name="label", kind="label", required=False))
 SETS = (TEXT, Column(name="labels", kind="labels", required=False))
 
 
-def labelled(*labels: str, source: str = "train.csv") -> RowTable:
+def labelled(*labels: str, source: str = "train.csv") -> Rows:
     rows = [{"text": f"text {number}", "label": label} for number, label in enumerate(labels)]
-    return RowTable.from_rows(rows, source, COLUMNS)
+    return read(rows, COLUMNS, name=source, require_labels=False)
 
 
 def test_labels_are_in_numeric_or_text_order() -> None:
     assert infer_labels(labelled("10", "2", "10", "-1"), COLUMNS) == ("-1", "2", "10")
     assert infer_labels(labelled("b", "a10", "a2", "b"), COLUMNS) == ("a10", "a2", "b")
-    sets = RowTable.from_rows([{"text": "a", "labels": ["y", "x"]}, {"text": "b", "labels": []}], columns=SETS)
+    sets = read([{"text": "a", "labels": ["y", "x"]}, {"text": "b", "labels": []}], SETS, require_labels=False)
     assert infer_labels(sets, SETS) == ("x", "y")
 
 
@@ -48,7 +50,7 @@ def test_the_order_of_integer_labels_is_total(names: list[str], chance: Random) 
 
 
 def test_a_label_of_more_digits_than_python_converts_is_a_name() -> None:
-    with pytest.raises(RowErrors, match="name among numbers in column 'label'"):
+    with pytest.raises(RowIssues, match="name among numbers in column 'label'"):
         infer_labels(labelled("1" * 5000, "2", "10"), COLUMNS)
 
 
@@ -70,7 +72,7 @@ def test_labels_that_differ_in_letter_case_only() -> None:
 def test_all_unknown_labels_of_all_tables_are_in_one_report() -> None:
     train = labelled("positive", "postive", "negative")
     splits = Splits(train=train, validation={"": labelled("Positive", "negtive", source="dev.csv")})
-    with pytest.raises(RowErrors) as error:
+    with pytest.raises(RowIssues) as error:
         check_splits(splits, columns=COLUMNS, labels=("negative", "positive"))
     assert str(error.value).splitlines()[1:] == [
         "  train.csv:2: unknown label in column 'label': 'postive'. Did you mean 'positive'?",
@@ -84,7 +86,7 @@ def test_splits_that_can_be_trained() -> None:
     assert check_splits(splits, columns=COLUMNS) == ("a", "b")
     assert check_splits(splits, columns=COLUMNS, labels=("b", "a")) == ("b", "a")
     scores = (TEXT, Column(name="score", kind="number", required=False))
-    rows = RowTable.from_rows([{"text": "a", "score": 1}], columns=scores)
+    rows = read([{"text": "a", "score": 1}], scores, require_labels=False)
     assert check_splits(Splits(train=rows, validation={"": rows}), columns=scores) == ()
 
 
@@ -130,17 +132,17 @@ ASKED = (
 )
 
 
-def tagged(*sentences: str, source: str = "train.conll") -> RowTable:
+def tagged(*sentences: str, source: str = "train.conll") -> Rows:
     rows = [{"words": ["w"] * len(tags.split()), "tags": tags} for tags in sentences]
-    return RowTable.from_rows(rows, source, TAGGED)
+    return read(rows, TAGGED, name=source, require_labels=False)
 
 
-def asked(*answers: str, source: str = "train.json") -> RowTable:
+def asked(*answers: str, source: str = "train.json") -> Rows:
     rows = [
         {"id": str(number), "question": f"{number % 3}?", "context": "To Paris.", "answers": answer}
         for number, answer in enumerate(answers)
     ]
-    return RowTable.from_rows(rows, source, ASKED)
+    return read(rows, ASKED, name=source, require_labels=False)
 
 
 @pytest.mark.parametrize(
@@ -249,7 +251,7 @@ def test_sentences_count_as_the_same_by_their_words() -> None:
         {"words": ["A", "b"], "tags": ["O", "B-X"]},
         {"words": [], "tags": []},
     ]
-    report = data_report(Splits(train=RowTable.from_rows(rows, columns=TAGGED), validation={}), columns=TAGGED)
+    report = data_report(Splits(train=read(rows, TAGGED, require_labels=False), validation={}), columns=TAGGED)
     (split,) = report.splits
     assert (split.rows, split.words, split.duplicates, split.conflicts, split.empty_texts) == (3, 4, 1, 1, 1)
     assert split.label_counts == {"B-X": 1, "O": 3}
@@ -266,8 +268,8 @@ def test_questions_are_counted_by_whether_they_have_an_answer() -> None:
         check_splits(Splits(train=asked("", ""), validation={}), columns=ASKED)
 
 
-def table(*rows: tuple[str, str], source: str = "train.csv") -> RowTable:
-    return RowTable.from_rows([{"text": text, "label": label} for text, label in rows], source, COLUMNS)
+def table(*rows: tuple[str, str], source: str = "train.csv") -> Rows:
+    return read([{"text": text, "label": label} for text, label in rows], COLUMNS, name=source, require_labels=False)
 
 
 def test_the_data_report() -> None:
@@ -305,7 +307,7 @@ def test_the_data_report() -> None:
 def test_pairs_count_as_the_same_only_together() -> None:
     columns = (TEXT, Column(name="text_pair", kind="text"))
     rows = [{"text": "a", "text_pair": "b"}, {"text": "a", "text_pair": "c"}, {"text": "a b", "text_pair": ""}]
-    pairs = RowTable.from_rows(rows, columns=columns)
+    pairs = read(rows, columns, require_labels=False)
     report = data_report(Splits(train=pairs, validation={}), columns=columns).splits[0]
     assert (report.duplicates, report.empty_texts, report.label_counts) == (0, 1, {})
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from bert_tasks.data.cells import list_in_cell
 from bert_tasks.data.columns import Column, as_rows
+from bert_tasks.data.issues import CellError
 from bert_tasks.data.kinds import KINDS
-from bert_tasks.data.problems import RowError
 
 
 @pytest.mark.parametrize(("value", "expected"), [("56be4db0", "56be4db0"), (12, "12"), (0, "0"), ("", "")])
@@ -124,7 +124,7 @@ def test_other_cells_hold_no_list(cell: str) -> None:
 def test_no_cell_of_a_list_is_an_internal_error(cell: str) -> None:
     assert list_in_cell(cell) is None or isinstance(list_in_cell(cell), list)
     for column_kind in KINDS.values():
-        with suppress(RowError):
+        with suppress(CellError):
             column_kind.parse(cell)
 
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from bert_tasks.data.checks import infer_labels
 from bert_tasks.data.columns import Column
 from bert_tasks.data.formats import FORMATS
-from bert_tasks.data.problems import RowErrors
-from bert_tasks.data.readers import ReadOptions
-from bert_tasks.data.table import RowTable
+from bert_tasks.data.issues import RowIssues
+from bert_tasks.data.options import ReadOptions
+from bert_tasks.data.rows import Rows
 from bert_tasks.errors import DataError
 from bert_tasks.outputs.tag_prediction import TokenPrediction
 from bert_tasks.tasks.token_classification import TokenClassification
@@ -22,14 +22,14 @@ WORDS = Column(name="words", kind="words")
 TAGS = Column(name="tags", kind="tags", required=False)
 COLUMNS = (WORDS, TAGS, Column(name="document", kind="id", required=False))
 
-Read = Callable[..., RowTable]
+Read = Callable[..., Rows]
 
 
-def sentences(table: RowTable) -> list[tuple[list[str], list[str]]]:
+def sentences(table: Rows) -> list[tuple[list[str], list[str]]]:
     return [(row["words"], row["tags"]) for row in table]
 
 
-def lines(error: pytest.ExceptionInfo[RowErrors]) -> list[str]:
+def lines(error: pytest.ExceptionInfo[RowIssues]) -> list[str]:
     return str(error.value).splitlines()[1:]
 
 
@@ -117,7 +117,7 @@ def test_words_alone_are_enough_for_prediction(read: Read) -> None:
 
 def test_faults_are_named_by_line(read: Read) -> None:
     content = "EU\tB-ORG\nrejects O\nNew\tYork\tO\n\nno\t\nway\tO\n\nlast\tO\n"
-    with pytest.raises(RowErrors) as error:
+    with pytest.raises(RowIssues) as error:
         read(content, "rows.conll", columns=COLUMNS)
     assert lines(error) == [
         "  rows.conll:2: 1 column where the file's first word has 2 columns, separated by tabs: 'rejects O'",
@@ -128,9 +128,9 @@ def test_faults_are_named_by_line(read: Read) -> None:
 
 def test_numbers_among_tags_are_refused_when_they_are_inferred(read: Read) -> None:
     content = "a B-PER\nb O\n\nc 0\nd O\n"
-    with pytest.raises(RowErrors, match=r"rows.txt:4: number among names in column 'tags': '0'"):
+    with pytest.raises(RowIssues, match=r"rows.txt:4: number among names in column 'tags': '0'"):
         infer_labels(read(content, "rows.txt", columns=COLUMNS), COLUMNS)
-    with pytest.raises(RowErrors, match=r"rows.txt:4: unknown tag in column 'tags': '0'. Expected O or a tag such as"):
+    with pytest.raises(RowIssues, match=r"rows.txt:4: unknown tag in column 'tags': '0'. Expected O or a tag such as"):
         read(content, "rows.txt", columns=COLUMNS, labels=("O", "B-LOC"))
     assert len(read(content, "rows.txt", columns=COLUMNS, labels=("O", "B-PER", "0"))) == 2
 
@@ -146,8 +146,12 @@ def read_back(content: str) -> list[list[tuple[str, str]]]:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "rows.conll"
         path.write_bytes(content.encode())
-        with FORMATS["conll"].open(path, ReadOptions()) as records:
-            return [list(zip(row.cells["words"], row.cells["tags"], strict=True)) for row in records.rows]
+        with FORMATS["conll"].open(path, ReadOptions()) as opened:
+            return [
+                list(zip(words, tags, strict=True))
+                for batch in opened.batches
+                for words, tags in zip(batch.cells["words"], batch.cells["tags"], strict=True)
+            ]
 
 
 word = st.text(st.characters(codec="utf-8", exclude_characters="\t\n\r\ufeff"), max_size=4).map(
@@ -252,7 +256,7 @@ def test_tags_that_are_not_told_are_no_targets(read: Read) -> None:
 
 
 def test_faults_of_universal_dependencies(read: Read) -> None:
-    with pytest.raises(RowErrors) as error:
+    with pytest.raises(RowIssues) as error:
         read("1\ta\n\nx\ta\t_\tX\t_\t_\t_\t_\t_\t_\n\n" + UNIVERSAL, "a.conllu", columns=COLUMNS)
     assert lines(error) == [
         "  a.conllu:1: 2 columns where CoNLL-U has 10, separated by tabs: '1\\ta'",

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from bert_tasks.data.columns import Column
 from bert_tasks.data.formats import file_format
-from bert_tasks.data.problems import RowErrors
-from bert_tasks.data.readers import ReadOptions, read_table
-from bert_tasks.data.records import Document, text_rows
+from bert_tasks.data.issues import RowIssues
+from bert_tasks.data.options import Document, ReadOptions
+from bert_tasks.data.parsers import text_rows
+from bert_tasks.data.reading import read as read_rows
+from bert_tasks.data.rows import Rows
 from bert_tasks.data.splits import DataSpec, load_splits
-from bert_tasks.data.table import RowTable
 from bert_tasks.errors import DataError
 from bert_tasks.model.inputs import load_table
 from bert_tasks.recipe.schema import load_recipe, resolved_toml
@@ -27,10 +28,10 @@ CORPUS = (TEXT, Column(name="sentences", kind="texts", required=False))
 WORDS = (Column(name="words", kind="words"), Column(name="tags", kind="tags", required=False))
 
 STORY = "\n\nIt rained.\r\nIt stopped. \n \t\nThe end\n\n\n"
-Read = Callable[..., RowTable]
+Read = Callable[..., Rows]
 
 
-def documents(table: RowTable) -> list[tuple[Any, ...]]:
+def documents(table: Rows) -> list[tuple[Any, ...]]:
     return [(row["line"], row["text"], row.get("sentences")) for row in table]
 
 
@@ -76,7 +77,7 @@ def test_sentences_alone_form_the_text(read: Read) -> None:
         (2, "Three. Four.", None),
         (3, "Both.", ["Both."]),
     ]
-    assert RowTable.from_rows([{"sentences": ("a", "b")}], columns=CORPUS)[0]["text"] == "a\nb"
+    assert read_rows([{"sentences": ("a", "b")}], CORPUS, require_labels=False)[0]["text"] == "a\nb"
     csv = 'body,parts\n,"[""x y"", ""z""]"\n'
     named = read(csv, columns=CORPUS[1:], names={"sentences": "parts"})
     assert named[0]["sentences"] == ["x y", "z"]
@@ -86,7 +87,7 @@ def test_lists_of_texts_in_parquet(read: Read, tmp_path: Path) -> None:
     from datasets import Dataset
 
     Dataset.from_list([{"sentences": ["a b", "c"]}, {"sentences": ["d"]}]).to_parquet(tmp_path / "rows.parquet")
-    table = read_table(tmp_path / "rows.parquet", columns=CORPUS, cache_dir=tmp_path / "cache")
+    table = read_rows(tmp_path / "rows.parquet", CORPUS, cache_dir=tmp_path / "cache")
     assert [row["text"] for row in table] == ["a b\nc", "d"]
 
 
@@ -161,7 +162,7 @@ def test_files_that_are_not_there_are_named(tmp_path: Path) -> None:
         DataSpec(train=("a.txt", ""))
     for name, line in (("x.jsonl", '{"text": 1}'), ("y.jsonl", '{"text": [2]}')):
         (tmp_path / name).write_text(line + "\n")
-    with pytest.raises(RowErrors, match=r"(?s)x\.jsonl.*y\.jsonl"):
+    with pytest.raises(RowIssues, match=r"(?s)x\.jsonl.*y\.jsonl"):
         load_splits(DataSpec(train=str(tmp_path / "?.jsonl")), columns=CORPUS, seed=0)
 
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from bert_tasks.data.table import RowTable, Samples, Truncation, cached_features
+from bert_tasks.data.features import Samples, Truncation, cached_features
+from bert_tasks.data.rows import Rows
 
 ROWS = [{"text": "a fine film"}, {"text": "dull"}, {"text": "so so, but long enough for a second window"}]
 KEY = {"task": "test", "settings": {"max_length": 8}, "version": "1"}
@@ -38,8 +39,8 @@ class Maker:
         return features
 
 
-def keep(folder: Path, make: Maker, tokenizer: Any, table: RowTable | None = None, **changes: Any) -> list[Any]:
-    table = RowTable.from_rows(ROWS) if table is None else table
+def keep(folder: Path, make: Maker, tokenizer: Any, table: Rows | None = None, **changes: Any) -> list[Any]:
+    table = Rows.unchecked(ROWS) if table is None else table
     options = {"key": KEY, "cache_dir": folder, **changes}
     return list(cached_features(table, features=make, tokenizer=tokenizer, **options))
 
@@ -69,8 +70,8 @@ def test_what_features_depend_on_makes_them_anew(tmp_path: Path, tokenizer: PreT
     keep(tmp_path, make, tokenizer, key=KEY | {"settings": {"max_length": 9}})
     keep(tmp_path, make, tokenizer, key=KEY | {"version": "2"})
     assert make.calls == 3
-    keep(tmp_path, make, tokenizer, RowTable.from_rows([*ROWS[:2], {"text": "changed"}]))
-    keep(tmp_path, make, tokenizer, RowTable.from_rows(ROWS).select([1, 0]))
+    keep(tmp_path, make, tokenizer, Rows.unchecked([*ROWS[:2], {"text": "changed"}]))
+    keep(tmp_path, make, tokenizer, Rows.unchecked(ROWS).select([1, 0]))
     assert make.calls == 5
     tokenizer.add_tokens(["film"])
     keep(tmp_path, make, tokenizer)
@@ -105,19 +106,19 @@ def test_an_interrupted_run_leaves_no_cache(tmp_path: Path, tokenizer: PreTraine
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        cached_features(RowTable.from_rows(ROWS), features=stop, tokenizer=tokenizer, key=KEY, cache_dir=tmp_path)
+        cached_features(Rows.unchecked(ROWS), features=stop, tokenizer=tokenizer, key=KEY, cache_dir=tmp_path)
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
 def test_no_rows_make_no_features(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-    empty = RowTable.from_rows(ROWS).select([])
+    empty = Rows.unchecked(ROWS).select([])
     kept = cached_features(empty, features=Maker(), tokenizer=tokenizer, key=KEY, cache_dir=tmp_path)
     assert len(kept) == 0
     assert {"lost_tokens", "lost_answers"} <= set(kept.column_names)
 
 
 def test_counts_of_features(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-    table = RowTable.from_rows(ROWS)
+    table = Rows.unchecked(ROWS)
     kept = cached_features(table, features=Maker(), tokenizer=tokenizer, key=KEY, cache_dir=tmp_path)
     assert Truncation.of(kept, rows=3) == Truncation(rows=3, cut_rows=1, lost_answers=2)
     assert Samples.of(kept).tokens.tolist() == [len(feature["input_ids"]) for feature in kept]

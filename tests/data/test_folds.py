@@ -11,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_tasks.data.columns import FOLD_GROUP, Column
+from bert_tasks.data.features import Samples
 from bert_tasks.data.folds import fold_splits, group_column, make_folds
+from bert_tasks.data.reading import read
+from bert_tasks.data.rows import Rows
 from bert_tasks.data.splits import DataSpec, Splits, load_tables
-from bert_tasks.data.table import RowTable, Samples
 from bert_tasks.errors import DataError
 from bert_tasks.model.features import tokenized
 from bert_tasks.tasks import SequenceClassification
@@ -35,8 +37,8 @@ ASKED = (
 )
 
 
-def table(columns: tuple[Column, ...], rows: list[dict[str, Any]]) -> RowTable:
-    return RowTable.from_rows(rows, "rows", columns)
+def table(columns: tuple[Column, ...], rows: list[dict[str, Any]]) -> Rows:
+    return read(rows, columns, require_labels=False)
 
 
 @given(
@@ -216,7 +218,7 @@ def test_a_column_names_the_groups(tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_text("\n".join(["text,label,writer", *lines]), "utf-8")
     spec = DataSpec(train=str(tmp_path / "train.csv"))
 
-    def load(name: str) -> RowTable:
+    def load(name: str) -> Rows:
         group, group_name = group_column(LABELLED, name)
         return load_tables(
             spec, columns=LABELLED, labels=(), cache_dir=tmp_path, group=group, group_name=group_name
@@ -261,7 +263,7 @@ def test_a_part_has_the_features_of_the_whole(
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
     task = SequenceClassification.of(labels=TASK.output.labels, max_length=8, long_texts="windows", doc_stride=1)
     model = load_model(checkpoint, task)
-    whole = RowTable.from_rows(make_rows(30), "rows", task.columns)
+    whole = read(make_rows(30), task.columns, require_labels=False)
     indices = [3, 4, 9, 20, 29]
     selected, alone = whole.select_part(indices), whole.select(indices)
     nested = whole.select_part([1, *indices, 28]).select(range(1, 6))

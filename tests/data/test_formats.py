@@ -9,11 +9,11 @@ import pytest
 from openpyxl import Workbook
 from transformers import PreTrainedTokenizerBase
 
+from bert_tasks.data.batch import Record, Records
 from bert_tasks.data.columns import Column
 from bert_tasks.data.formats import Format, base, expected_files, files_of_split, register_format
-from bert_tasks.data.readers import ReadOptions
-from bert_tasks.data.records import ParseOptions, Record, Records
-from bert_tasks.data.table import RowTable
+from bert_tasks.data.options import ReadOptions
+from bert_tasks.data.rows import Rows
 from bert_tasks.errors import DataError
 from bert_tasks.inference import predict
 from bert_tasks.init.sample import read_sample
@@ -27,7 +27,7 @@ ROWS = "review=fine label=good\nreview=poor label=bad\n"
 class KeyValues(Format):
     """Lines such as ``review=fine label=good``."""
 
-    def records(self, lines: Iterator[str], path: Path, options: ParseOptions) -> Records:
+    def records(self, lines: Iterator[str], path: Path, options: ReadOptions) -> Records:
         cells = (dict(pair.split("=") for pair in line.split()) for line in lines)
         return Records(None, (Record(number, row) for number, row in enumerate(cells, start=1)))
 
@@ -40,7 +40,7 @@ def key_values() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", ["rows.kv", "rows.kv.gz", "rows.data"])
-def test_rows_are_read_by_the_extension_or_the_name(name: str, read: Callable[..., RowTable]) -> None:
+def test_rows_are_read_by_the_extension_or_the_name(name: str, read: Callable[..., Rows]) -> None:
     rows = read(ROWS, name, format="kv" if name == "rows.data" else None)
     assert [(row["text"], row["label"], row["line"]) for row in rows] == [("fine", "good", 1), ("poor", "bad", 2)]
     with pytest.raises(DataError, match="header = false is for csv and tsv files, but kv has no header line"):
@@ -66,7 +66,7 @@ class Failing(Format):
     at_once: ClassVar[Exception | None] = None
     later: ClassVar[Exception | None] = None
 
-    def records(self, lines: Iterator[str], path: Path, options: ParseOptions) -> Records:
+    def records(self, lines: Iterator[str], path: Path, options: ReadOptions) -> Records:
         if self.at_once is not None:
             raise self.at_once
         return Records(None, self.rows())
@@ -89,7 +89,7 @@ class Failing(Format):
     ],
 )
 def test_what_a_parser_raises_names_the_file(
-    moment: str, error: Exception, reason: str, read: Callable[..., RowTable], monkeypatch: pytest.MonkeyPatch
+    moment: str, error: Exception, reason: str, read: Callable[..., Rows], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Failing, moment, error)
     register_format(Failing(name="kv", extensions=(".kv",)))
@@ -102,19 +102,19 @@ def test_other_errors_are_not_taken_for_a_damaged_file(tmp_path: Path, monkeypat
     path = tmp_path / "rows.kv"
     path.write_text(ROWS)
     layout = Failing(name="kv", extensions=(".kv",))
-    with pytest.raises(ZeroDivisionError), layout.open(path, ParseOptions()) as records:
-        raise ZeroDivisionError(next(records.rows))  # of the reader of the rows
+    with pytest.raises(ZeroDivisionError), layout.open(path, ReadOptions()) as opened:
+        raise ZeroDivisionError(next(opened.batches))  # of the reader of the rows
     for error in (MemoryError("no memory"), DataError("of the parser")):
         monkeypatch.setattr(Failing, "later", error)
-        with pytest.raises(type(error), match=str(error)), layout.open(path, ParseOptions()) as records:
-            list(records.rows)
+        with pytest.raises(type(error), match=str(error)), layout.open(path, ReadOptions()) as opened:
+            list(opened.batches)
     monkeypatch.setattr(Failing, "later", OSError(errno.EIO, "Input/output error"))
-    with pytest.raises(OSError, match="Input/output error") as raised, layout.open(path, ParseOptions()) as records:
-        list(records.rows)
+    with pytest.raises(OSError, match="Input/output error") as raised, layout.open(path, ReadOptions()) as opened:
+        list(opened.batches)
     assert raised.value.filename == str(path)
 
 
-def test_a_library_that_warns_is_heard_by_nobody(tmp_path: Path, read: Callable[..., RowTable]) -> None:
+def test_a_library_that_warns_is_heard_by_nobody(tmp_path: Path, read: Callable[..., Rows]) -> None:
     """openpyxl warns about a date that none is, which would be an error here."""
     book = Workbook()
     sheet = book.active

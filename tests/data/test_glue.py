@@ -7,16 +7,16 @@ import pytest
 from bert_tasks.data.checks import data_report
 from bert_tasks.data.columns import Column
 from bert_tasks.data.formats import FORMATS
-from bert_tasks.data.problems import RowErrors
+from bert_tasks.data.issues import RowIssues
+from bert_tasks.data.rows import Rows
 from bert_tasks.data.splits import Splits
-from bert_tasks.data.table import RowTable
 from bert_tasks.errors import DataError
 
 TEXTS = (Column(name="text", kind="text"), Column(name="text_pair", kind="text"))
 COLUMNS = (*TEXTS, Column(name="label", kind="label", required=False))
 SCORED = (*TEXTS, Column(name="label", kind="number", required=False))
 
-Read = Callable[..., RowTable]
+Read = Callable[..., Rows]
 
 MNLI = "index promptID pairID genre sentence1_binary_parse sentence2_binary_parse sentence1_parse sentence2_parse"
 MNLI_TRAIN = [*MNLI.split(), "sentence1", "sentence2", "label1", "gold_label"]
@@ -95,7 +95,7 @@ def test_test_files_have_no_labels(read: Read, task: str, header: list[str]) -> 
 def test_an_unknown_label_is_named_with_those_there_are(read: Read) -> None:
     content = tsv(MNLI_TRAIN, {"sentence1": "a", "sentence2": "b", "gold_label": "-"})
     with pytest.raises(
-        RowErrors, match=r"unknown label in column 'gold_label': '-'. Expected one of 0, 1, 2, or entailment,"
+        RowIssues, match=r"unknown label in column 'gold_label': '-'. Expected one of 0, 1, 2, or entailment,"
     ):
         read(content, "train.tsv", format="glue/mnli", columns=COLUMNS)
 
@@ -116,9 +116,9 @@ def test_short_rows_of_qqp_are_skipped_and_counted(read: Read) -> None:
 
 
 def test_only_short_rows_and_only_of_qqp_are_skipped(read: Read) -> None:
-    with pytest.raises(RowErrors, match=r"train.tsv:2: 7 cells where the header has 6"):
+    with pytest.raises(RowIssues, match=r"train.tsv:2: 7 cells where the header has 6"):
         read(QQP + "1\t2\t3\ta\tb\t1\tmore\n", "train.tsv", format="glue/qqp", columns=COLUMNS)
     with pytest.raises(DataError, match=r"train.tsv: no rows. 1 of 1 row skipped: too few cells \(line 2\)"):
         read(QQP + "1\t2\n", "train.tsv", format="glue/qqp", columns=COLUMNS)
-    with pytest.raises(RowErrors, match="2 cells where the header has 4"):
+    with pytest.raises(RowIssues, match="2 cells where the header has 4"):
         read("index\tsentence1\tsentence2\tlabel\n1\ta\n", "train.tsv", format="glue/rte", columns=COLUMNS)

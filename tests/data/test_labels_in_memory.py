@@ -11,9 +11,8 @@ import pytest
 from datasets import Dataset
 
 from bert_tasks.data.columns import Column
-from bert_tasks.data.problems import RowErrors
-from bert_tasks.data.readers import read_table, rows_in_memory
-from bert_tasks.data.table import RowTable
+from bert_tasks.data.issues import RowIssues
+from bert_tasks.data.reading import read
 
 TEXT = Column(name="text", kind="text")
 LABEL = Column(name="label", kind="label", required=False)
@@ -29,9 +28,7 @@ FORMS: dict[str, Callable[[pd.DataFrame], Any]] = {
 
 
 def in_memory(data: Any, labels: tuple[str, ...] = (), column: Column = LABEL) -> list[Any]:
-    rows: Any = list(rows_in_memory(data))
-    table = RowTable.from_rows(rows, columns=[TEXT, column], require_labels=True, labels=labels)
-    return [row[column.name] for row in table]
+    return [row[column.name] for row in read(data, [TEXT, column], labels=labels)]
 
 
 def csv_file(folder: Path, labels: list[str], name: str = "label") -> Path:
@@ -62,7 +59,7 @@ def test_labels_are_those_of_the_file(form: str, labels: list[str], change: str 
     elif change is not None:
         frame["label"] = frame["label"].astype(change)  # type: ignore[call-overload]  # a name of any type
     path = csv_file(tmp_path, [label for label in labels if label])
-    table = read_table(path, columns=[TEXT, LABEL], labels=(), cache_dir=tmp_path)
+    table = read(path, [TEXT, LABEL], labels=(), cache_dir=tmp_path)
     assert in_memory(FORMS[form](frame)) == [row["label"] for row in table]
 
 
@@ -84,9 +81,7 @@ def test_a_number_is_the_known_label_that_spells_it(
 ) -> None:
     path = csv_file(tmp_path, [spelled])
     assert in_memory(FORMS[form](pd.read_csv(path)), labels) == [label]
-    assert [row["label"] for row in read_table(path, columns=[TEXT, LABEL], labels=labels, cache_dir=tmp_path)] == [
-        label
-    ]
+    assert [row["label"] for row in read(path, [TEXT, LABEL], labels=labels, cache_dir=tmp_path)] == [label]
 
 
 @pytest.mark.parametrize(
@@ -101,7 +96,7 @@ def test_a_number_is_the_known_label_that_spells_it(
     ],
 )
 def test_messages_show_the_value(value: Any, labels: tuple[str, ...], said: str) -> None:
-    with pytest.raises(RowErrors) as error:
+    with pytest.raises(RowIssues) as error:
         in_memory([{"text": "a", "label": value}], labels)
     assert said in str(error.value)
 
@@ -109,7 +104,7 @@ def test_messages_show_the_value(value: Any, labels: tuple[str, ...], said: str)
 @pytest.mark.parametrize("form", FORMS)
 def test_sets_of_one_number_each(form: str, tmp_path: Path) -> None:
     path = csv_file(tmp_path, ["1", "0", "1"], "labels")
-    table = read_table(path, columns=[TEXT, LABELS], labels=(), cache_dir=tmp_path)
+    table = read(path, [TEXT, LABELS], labels=(), cache_dir=tmp_path)
     labels = in_memory(FORMS[form](pd.read_csv(path)), column=LABELS)
     assert labels == [row["labels"] for row in table] == [["1"], ["0"], ["1"]]
 

@@ -13,14 +13,15 @@ import pytest
 import srsly.msgpack
 from pyarrow import parquet
 
-from bert_tasks.data import limits, records
-from bert_tasks.data.arrow import row_batches
+from bert_tasks.data import limits
+from bert_tasks.data.batch import Record, in_batches
 from bert_tasks.data.columns import Column
 from bert_tasks.data.formats import FORMATS, StreamFormat, annotations, workbooks
 from bert_tasks.data.formats.parquet import ThriftReader
-from bert_tasks.data.readers import read_table
-from bert_tasks.data.records import ParseOptions
-from bert_tasks.data.table import RowTable
+from bert_tasks.data.options import ReadOptions
+from bert_tasks.data.parsers import arrow_batches
+from bert_tasks.data.reading import read as read_rows
+from bert_tasks.data.rows import Rows
 from bert_tasks.errors import DataError
 from support import runs
 from support.workbooks import SHEET, STRINGS, workbook
@@ -29,7 +30,7 @@ ROW, JSON = 1000, 4000  # characters
 TEXT = (Column(name="text", kind="text"),)
 WORDS = (Column(name="words", kind="words"),)
 SPANS = (Column(name="context", kind="text"), Column(name="question", kind="text"))
-Read = Callable[..., RowTable]
+Read = Callable[..., Rows]
 
 
 @pytest.fixture(autouse=True)
@@ -134,20 +135,20 @@ def test_a_text_of_a_folder_that_is_too_large_is_named(tmp_path: Path, extension
         (tmp_path / "pos" / "1.ann").write_text("", encoding="utf-8")
     folder = tmp_path if extension == ".txt" else tmp_path / "pos"
     with pytest.raises(DataError, match=rf"pos/1\.txt:1: {ROW_SAID}"):
-        read_table(folder, columns=TEXT, require_labels=False, cache_dir=tmp_path / "cache")
+        read_rows(folder, TEXT, require_labels=False, cache_dir=tmp_path / "cache")
 
 
 def test_a_json_array_in_a_stream_may_be_larger_than_a_row(tmp_path: Path) -> None:
     path = tmp_path / "stdin"
     path.write_text(json.dumps([{"text": "b" * 100}] * 30), encoding="utf-8")
-    with StreamFormat(name="stdin").open(path, ParseOptions()) as opened:
-        assert sum(1 for _ in opened.rows) == 30
+    with StreamFormat(name="stdin").open(path, ReadOptions()) as opened:
+        assert sum(map(len, opened.batches)) == 30
     path.write_text(json.dumps([{"text": "b" * 100}] * 50), encoding="utf-8")
     with (
         pytest.raises(DataError, match=f"stdin: the file {JSON_SAID}"),
-        StreamFormat(name="stdin").open(path, ParseOptions()) as opened,
+        StreamFormat(name="stdin").open(path, ReadOptions()) as opened,
     ):
-        list(opened.rows)
+        list(opened.batches)
 
 
 @pytest.mark.parametrize(
@@ -219,8 +220,8 @@ def test_a_parquet_file_of_repeated_texts_is_read_in_small_batches(
     usual = pyarrow.default_memory_pool()
     pyarrow.set_memory_pool(POOL)
     try:
-        with FORMATS["parquet"].open(path, ParseOptions()) as opened:
-            assert sum(1 for _ in opened.rows) == 300
+        with FORMATS["parquet"].open(path, ReadOptions()) as opened:
+            assert sum(map(len, opened.batches)) == 300
     finally:
         pyarrow.set_memory_pool(usual)
     assert path.stat().st_size < 2 * len(LONG)
@@ -228,14 +229,18 @@ def test_a_parquet_file_of_repeated_texts_is_read_in_small_batches(
 
 
 def test_a_frame_of_repeated_texts_is_read_row_by_row() -> None:
-    rows = records.arrow_records(pyarrow.table({"text": repeated("b" * 100)})).rows
-    assert [row.line for row in rows] == list(range(1, 301))
+    batches = arrow_batches(pyarrow.table({"text": repeated("b" * 100)})).batches
+    assert [list(batch.lines) for batch in batches] == [[line] for line in range(1, 301)]
 
 
-def test_large_rows_are_stored_in_small_batches() -> None:
-    rows = [{"words": ["b" * 300, "c" * 300], "line": 1}] * 5
-    assert list(map(len, row_batches(rows))) == [2, 2, 1]
-    assert list(map(len, row_batches([{"text": "b"}] * 2400))) == [1000, 1000, 400]
+def test_large_rows_are_read_in_small_batches() -> None:
+    rows = [Record(1, {"words": ["b" * 60, "c" * 60]})] * 5  # a batch ends at a quarter of the largest row
+    assert list(map(len, in_batches(rows))) == [2, 2, 1]
+
+
+@pytest.mark.parametrize("cells", [{"vector": [0.5] * 8}, {"a": {"b": [1, 2, 3, 4]}, "c": [None, True, False, 7]}])
+def test_numbers_count_in_the_size_of_a_batch(cells: dict[str, Any]) -> None:
+    assert list(map(len, in_batches([Record(1, cells)] * 5))) == [2, 2, 1]
 
 
 FIRST = (Column(name="column 0", kind="text"),)

@@ -1,43 +1,36 @@
 """What is said of rows and files that cannot be used: each case of messages.txt."""
 
 import json
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from bert_tasks.data.columns import Column
-from bert_tasks.data.table import RowTable
+from bert_tasks.data.rows import Rows
 from bert_tasks.errors import DataError
 
+TABLE = "messages.txt"
+NOTES = "notes: "  # before each note on a table that was read
 # What a row has beside the value: the columns that a kind is read with.
 BESIDE: dict[str, dict[str, Any]] = {
     "tags": {"words": ["a", "b"]},
+    "spans": {"text": "Ada Bob"},
     "answers": {"context": "He went to Paris. Paris is in France."},
     "choice": {"choices": ["dry", "same", "same"]},
+    "choice from 1": {"choices": ["dry", "same", "same"]},
 }
-KINDS = {"sentences": "texts", "context": "text"}  # of columns that are not called as their kind is
+# Further columns that a kind is read with, and that a row need not have.
+UNFILLED: dict[str, tuple[tuple[str, str], ...]] = {"spans": (("words", "words"), ("tags", "tags"))}
+KINDS = {"context": "text"}  # of columns that are not called as their kind is
 
 
-def cases(*, files: bool) -> Iterator[tuple[str, ...]]:
-    """The words of a case, which are two for a value and four for a file, and its message."""
-    head, lines = "", list[str]()
-    for line in [*Path(__file__).with_name("messages.txt").read_text("utf-8").splitlines(), "end"]:
-        if line.startswith("    "):
-            lines.append(line[4:])
-        elif line and not line.startswith("#"):
-            if head and (" " in head) and head.split(" ")[0].endswith((".csv", ".jsonl", ".tsv")) == files:
-                name, _, rest = head.partition(" ")
-                names, _, rest = rest.partition(" ") if files else ("", "", rest)
-                yield name, names, rest, "\n".join(lines)
-            head, lines = line, []
-
-
-@pytest.mark.parametrize(("kind_name", "names", "value", "message"), list(cases(files=False)))
-def test_values(read: Callable[..., RowTable], kind_name: str, names: str, value: str, message: str) -> None:
-    beside = BESIDE.get(kind_name, {})
-    columns = [*(Column(name=name, kind=KINDS.get(name, name)) for name in beside), Column(name="x", kind=kind_name)]
+def test_values(read: Callable[..., Rows], value_case: tuple[str, str, str]) -> None:
+    kind, value, message = value_case
+    beside = BESIDE.get(kind, {})
+    columns = [Column(name=name, kind=KINDS.get(name, name)) for name in beside]
+    columns += [Column(name=name, kind=other, required=False) for name, other in UNFILLED.get(kind, ())]
+    columns.append(Column(name="x", kind=kind, required=kind not in UNFILLED))
     with pytest.raises(DataError) as error:
         read(json.dumps({**beside, "x": json.loads(value)}) + "\n", "rows.jsonl", columns=columns)
     heading, line = str(error.value).splitlines()
@@ -45,14 +38,18 @@ def test_values(read: Callable[..., RowTable], kind_name: str, names: str, value
     assert line == f"  rows.jsonl:1: {message}"
 
 
-@pytest.mark.parametrize(("name", "names", "how", "message"), list(cases(files=True)))
-def test_files(read: Callable[..., RowTable], name: str, names: str, how: str, message: str) -> None:
-    columns = []
-    for entry in names.split(","):
-        called, _, kind_name = entry.removesuffix("?").partition(":")
-        columns.append(Column(name=called, kind=kind_name or KINDS.get(called, called), required="?" not in entry))
-    options, end = json.JSONDecoder().raw_decode(how)
+def test_files(read_case: Callable[..., Any], case: Any) -> None:
+    if case.result[0].startswith(NOTES):
+        assert [f"{NOTES}{note}" for note in read_case(case)[1]] == list(case.result)
+        return
     with pytest.raises(DataError) as error:
-        read(json.loads(how[end:]).encode("utf-8", "surrogateescape"), name, columns=columns, **options)
-    assert str(error.value) == message
+        read_case(case)
+    assert str(error.value) == "\n".join(case.result)
     assert error.value.exit_code == 3
+
+
+def test_a_message_is_in_the_table_once(request: pytest.FixtureRequest) -> None:
+    """A second case with the same input would say the same."""
+    table = request.path.with_name(TABLE)
+    heads = [line for line in table.read_text("utf-8").split("\n") if line and line[0] not in " #"]
+    assert len(heads) == len(set(heads))

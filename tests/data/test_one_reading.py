@@ -8,8 +8,8 @@ from typing import Any
 import pandas
 import pytest
 
-from bert_tasks.data.readers import read_table
-from bert_tasks.data.table import RowTable
+from bert_tasks.data.reading import read as read_rows
+from bert_tasks.data.rows import Rows
 from bert_tasks.errors import DataError
 from bert_tasks.model.inputs import load_table
 from bert_tasks.tasks import SequenceClassification, Task
@@ -33,13 +33,13 @@ TASKS: Mapping[str, Task] = {
 }
 
 
-def forms(frame: pandas.DataFrame, folder: Path, task: Task) -> dict[str, Callable[[], RowTable]]:
+def forms(frame: pandas.DataFrame, folder: Path, task: Task) -> dict[str, Callable[[], Rows]]:
     frame.to_csv(folder / "rows.csv", index=False)
     frame.to_parquet(folder / "rows.parquet")
     frame.to_json(folder / "rows.jsonl", orient="records", lines=True)
     frame.to_excel(folder / "rows.xlsx", index=False)
     files = [folder / f"rows.{extension}" for extension in ("csv", "parquet", "jsonl", "xlsx")]
-    reading = {path.suffix: lambda path=path: read_table(path, columns=task.columns) for path in files}
+    reading = {path.suffix: lambda path=path: read_rows(path, task.columns) for path in files}
     return {
         **reading,
         "frame": lambda: load_table(frame, task.columns),
@@ -47,7 +47,7 @@ def forms(frame: pandas.DataFrame, folder: Path, task: Task) -> dict[str, Callab
     }
 
 
-def outcome(read: Callable[[], RowTable], first_line: int) -> list[Any]:
+def outcome(read: Callable[[], Rows], first_line: int) -> list[Any]:
     """The rows, or the faults by their row: the kind of value, without what tells the types of cells apart."""
     try:
         return [{name: value for name, value in row.items() if name != "line"} for row in read()]

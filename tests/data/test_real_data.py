@@ -9,8 +9,9 @@ import pytest
 
 from bert_tasks.data.checks import infer_labels
 from bert_tasks.data.columns import Column
-from bert_tasks.data.readers import ReadOptions, read_table
-from bert_tasks.data.table import RowTable
+from bert_tasks.data.options import ReadOptions
+from bert_tasks.data.reading import read as read_rows
+from bert_tasks.data.rows import Rows
 from bert_tasks.init import init_recipe
 from bert_tasks.recipe.check import prepare
 from bert_tasks.recipe.schema import load_recipe
@@ -27,12 +28,9 @@ ASKED = (
 pytestmark = pytest.mark.skipif("BERT_TASKS_DATA" not in os.environ, reason="BERT_TASKS_DATA is not set")
 
 
-def read(tmp_path: Path, name: str, columns: tuple[Column, ...], format: str | None = None) -> RowTable:
-    return read_table(
-        Path(os.environ["BERT_TASKS_DATA"]) / name,
-        columns=columns,
-        reading=ReadOptions(format=format),
-        cache_dir=tmp_path,
+def read(tmp_path: Path, name: str, columns: tuple[Column, ...], format: str | None = None) -> Rows:
+    return read_rows(
+        Path(os.environ["BERT_TASKS_DATA"]) / name, columns, ReadOptions(format=format), cache_dir=tmp_path
     )
 
 
@@ -64,13 +62,13 @@ def test_init_leaves_answers_out_that_are_not_verbatim(tmp_path: Path) -> None:
         for number, row in enumerate(rows):
             answer = row["answers"]["text"][0]
             writer.writerow([row["question"], row["context"], f"It is {answer}!" if number % 5 == 0 else answer])
-    draft = init_recipe(tmp_path / "asked.csv", output=tmp_path / "recipe.toml", validation=None)
-    assert (draft.guess.task, draft.guess.columns["answers"]) == ("span-extraction", "answer")
+    draft = init_recipe(tmp_path / "asked.csv", output=tmp_path / "recipe.toml", task="span-extraction")
+    assert (draft.task, draft.columns["answers"]) == ("span-extraction", "answer")
     recipe = load_recipe(draft.path)
     assert (recipe.data.on_error, draft.left_out) == ("skip", 238)
     splits = prepare(recipe).splits
     assert len(splits.train) + len(splits.validation[""]) == 1190 - 238
-    assert "238 of 1190 rows (20%) cannot be used and will be skipped" in draft.text
+    assert "238 of 1190 rows (20%) cannot be used and will be skipped" in draft.path.read_text("utf-8")
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from bert_tasks.data.columns import Column, HeadColumns
-from bert_tasks.data.problems import RowErrors
-from bert_tasks.data.readers import ReadOptions, read_table
+from bert_tasks.data.issues import RowIssues
+from bert_tasks.data.options import ReadOptions
+from bert_tasks.data.reading import read, valid_rows
+from bert_tasks.data.rows import Rows
 from bert_tasks.data.splits import Splits, row_keys, sampled, train_validation_split
-from bert_tasks.data.table import RowTable
-from bert_tasks.data.validator import valid_rows
 
 TOPIC = (Column(name="text", kind="text"), Column(name="label", kind="label", required=False))
 SLOTS = (Column(name="words", kind="words"), Column(name="text", kind="text", required=False))
@@ -62,13 +62,13 @@ def without_none(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("count", [5, 2503])  # of one and of several batches of the file
 def test_each_task_has_the_rows_that_it_reads_alone(count: int, tmp_path: Path) -> None:
     rows = made_rows(count)
-    table = read_table(written(tmp_path / "a.jsonl", rows), columns=HEADS)
+    table = read(written(tmp_path / "a.jsonl", rows), HEADS)
     assert len(table) == count
     for name, needed in (("slots", "words"), ("topic", "body")):
         numbers = [number for number, row in enumerate(rows, start=1) if needed in row]
         own = written(tmp_path / f"{name}.jsonl", [row for row in rows if needed in row])
         columns, names = ALONE[name]
-        alone = read_table(own, columns=columns, reading=ReadOptions(columns=names), require_labels=False)
+        alone = read(own, columns, ReadOptions(columns=names), require_labels=False)
         of_head = table.of_head(name)
         assert [{**row, "line": line} for row, line in zip(alone, numbers, strict=True)] == list(of_head)
         label = HEADS[name].names["tags" if name == "slots" else "label"]
@@ -78,25 +78,25 @@ def test_each_task_has_the_rows_that_it_reads_alone(count: int, tmp_path: Path) 
 
 
 def test_parts_of_a_table_have_the_rows_of_their_tasks() -> None:
-    table = RowTable.from_rows(made_rows(40), columns=HEADS)
+    table = read(made_rows(40), HEADS, require_labels=False)
     part = table.select([7, 3, 1, 2, 30])
     assert part.of_head("topic").rows.values("line") == [4, 2, 31]  # 8 and 3 have no text
     assert part.of_head("slots").rows.values("line") == [8, 2, 3, 31]
-    joined = RowTable.joined([part, RowTable.from_rows(made_rows(2), columns={"topic": HEADS["topic"]})])
+    joined = Rows.joined([part, read(made_rows(2), {"topic": HEADS["topic"]}, require_labels=False)])
     assert joined.of_head("topic").rows.values("text") == ["text 3", "text 1", "text 30", "text 0", "text 1"]
     fingerprints = {each.fingerprint for each in (table, part, *(each.of_head("topic") for each in (table, part)))}
     assert len(fingerprints) == 4
 
 
 def test_a_task_that_no_row_has_the_columns_of_has_no_rows() -> None:
-    table = RowTable.from_rows([{"body": "a", "topic": "b"}], columns=HEADS)
+    table = read([{"body": "a", "topic": "b"}], HEADS, require_labels=False)
     assert len(table.of_head("slots")) == len(table.of_head("slots").labelled(SLOTS)) == 0
 
 
 def test_rows_are_divided_once_for_all_tasks() -> None:
     rows = made_rows(60)
     rows += [{"body": row["body"]} for row in rows if "body" in row][:9]  # texts that occur twice
-    table = RowTable.from_rows(rows, columns=HEADS)
+    table = read(rows, HEADS, require_labels=False)
     train, validation = train_validation_split(table, HEADS, 0.3, seed=1)
     lines = [set(part.rows.values("line")) for part in (train, validation)]
     assert lines[0] | lines[1] == set(range(1, len(rows) + 1))
@@ -113,7 +113,7 @@ def test_rows_are_divided_once_for_all_tasks() -> None:
 
 def test_rows_are_the_same_if_all_tasks_read_the_same_texts() -> None:
     rows = [{"body": "A", "words": ["x"]}, {"body": " a ", "words": ["X"], "topic": "b"}, {"body": "a"}, {"body": " "}]
-    keys = row_keys(RowTable.from_rows(rows, columns=HEADS), HEADS)
+    keys = row_keys(read(rows, HEADS, require_labels=False), HEADS)
     assert keys["text"][0] == keys["text"][1]
     assert len(set(keys["text"].tolist())) == 3
     assert keys["empty"].tolist() == [False, False, False, True]
@@ -122,14 +122,14 @@ def test_rows_are_the_same_if_all_tasks_read_the_same_texts() -> None:
 def test_a_separator_is_that_of_all_tasks(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("text,labels\na,x|y\n", "utf-8")
     heads = {"kinds": HeadColumns(columns=SETS)}
-    table = read_table(tmp_path / "a.csv", columns=heads, reading=ReadOptions(label_separator="|"))
+    table = read(tmp_path / "a.csv", heads, ReadOptions(label_separator="|"))
     assert table.of_head("kinds").rows.values("labels") == [["x", "y"]]
 
 
 def test_notes_on_rows_are_kept_and_stand_once(tmp_path: Path) -> None:
     rows = [{"body": "a\x92s", "words": ["a"]}, {"body": "b", "text": "a\x92s"}]
     heads = {**HEADS, "again": HEADS["topic"]}
-    notes = read_table(written(tmp_path / "a.jsonl", rows), columns=heads, require_labels=False).notes
+    notes = read(written(tmp_path / "a.jsonl", rows), heads, require_labels=False).notes
     (note,) = notes
     assert "2 of 2 rows hold control characters" in note
     assert "(line 1, 2)" in note
@@ -138,10 +138,10 @@ def test_notes_on_rows_are_kept_and_stand_once(tmp_path: Path) -> None:
 def test_an_unknown_label_of_a_task_is_never_skipped(tmp_path: Path) -> None:
     heads = {"topic": HeadColumns(columns=TOPIC, labels=("low", "high")), "slots": HEADS["slots"]}
     rows = [{"text": "a", "label": "low"}, {"text": "b", "label": "hihg"}, {"text": 3, "label": "low"}]
-    with pytest.raises(RowErrors, match=r"a\.jsonl:2: unknown label in column 'label': 'hihg'") as caught:
-        read_table(written(tmp_path / "a.jsonl", rows), columns=heads, skip_errors=True)
+    with pytest.raises(RowIssues, match=r"a\.jsonl:2: unknown label in column 'label': 'hihg'") as caught:
+        read(written(tmp_path / "a.jsonl", rows), heads, skip_errors=True)
     assert caught.value.count == 1
-    skipped = read_table(written(tmp_path / "b.jsonl", [rows[0], rows[2]]), columns=heads, skip_errors=True)
+    skipped = read(written(tmp_path / "b.jsonl", [rows[0], rows[2]]), heads, skip_errors=True)
     assert len(skipped.without_errors()) == 1
 
 
@@ -149,7 +149,7 @@ def test_labels_of_a_task_may_be_hidden_or_spelt_as_numbers() -> None:
     """As for one task whose labels are known."""
     heads = {"topic": HeadColumns(columns=TOPIC, labels=("0", "1"))}
     rows = [{"text": "a", "label": 1.0}, {"text": "b", "label": "-"}, {"text": "c", "label": False}]
-    labels = RowTable.from_rows(rows, columns=heads).of_head("topic").rows.values("label")
+    labels = read(rows, heads, require_labels=False).of_head("topic").rows.values("label")
     assert labels == ["1", None, "0"]
 
 
@@ -166,14 +166,14 @@ def test_a_file_without_the_columns_of_a_task_has_a_note(suffix: str, tmp_path: 
         "'text')",
     }
     for _ in range(2):  # the second time from the cache
-        assert read_table(path, columns=HEADS).notes == (expected[suffix],)
-    assert read_table(path, columns=HEADS, require_labels=False).notes == ()
+        assert read(path, HEADS).notes == (expected[suffix],)
+    assert read(path, HEADS, require_labels=False).notes == ()
 
 
 def test_rows_of_a_table_are_rows_of_its_tasks() -> None:
     rows = made_rows(10)
-    table = RowTable.from_rows(rows, columns=HEADS)
-    again = RowTable.from_rows(without_none(list(table)), columns=HEADS)
+    table = read(rows, HEADS, require_labels=False)
+    again = read(without_none(list(table)), HEADS, require_labels=False)
     assert list(again) == list(table)
     assert list(valid_rows(rows, HEADS)) == list(valid_rows(table, HEADS))
 
@@ -185,11 +185,11 @@ def test_the_first_wrong_value_makes_a_row_unusable_for_all_tasks() -> None:
         {"body": "c"},
         {"topic": "d"},
     ]
-    with pytest.raises(RowErrors) as caught:
-        RowTable.from_rows(rows, columns=HEADS)
+    with pytest.raises(RowIssues) as caught:
+        read(rows, HEADS, require_labels=False)
     lines = str(caught.value)
     assert caught.value.count == 3
     for part in ("rows:1", "rows:2: not a text in column 'body'", "rows:4: no input of any task"):
         assert part in lines
-    table = RowTable.from_rows(rows, columns=HEADS, skip_errors=True).without_errors()
+    table = read(rows, HEADS, require_labels=False, skip_errors=True).without_errors()
     assert table.rows.values("line") == [3]

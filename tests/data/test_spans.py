@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 
 from bert_tasks.data.conll import entities
-from bert_tasks.data.problems import RowErrors
+from bert_tasks.data.issues import RowIssues
+from bert_tasks.data.rows import Rows
 from bert_tasks.data.spans import parse_spans, word_tags
-from bert_tasks.data.table import RowTable
 from bert_tasks.data.words import word_spans
 from bert_tasks.errors import DataError
 from bert_tasks.tasks import TokenClassification
 
-Read = Callable[..., RowTable]
+Read = Callable[..., Rows]
 COLUMNS = TokenClassification.columns
 ALPHABET = "ab 'é中文日عربي𝒞😀\u0301\r\n.-1"
 
 
-def read_rows(read: Read, *rows: dict[str, Any], **options: Any) -> RowTable:
+def read_rows(read: Read, *rows: dict[str, Any], **options: Any) -> Rows:
     return read("".join(json.dumps(row) + "\n" for row in rows), "rows.jsonl", columns=COLUMNS, **options)
 
 
@@ -100,7 +100,7 @@ def test_words_without_a_text_are_counted_with_a_space_between_them(read: Read) 
     ],
 )
 def test_what_is_wrong_is_said_with_the_line_and_the_spans(read: Read, spans: object, message: str) -> None:
-    with pytest.raises(RowErrors) as caught:
+    with pytest.raises(RowIssues) as caught:
         read_rows(read, {"text": "Ada Bob", "entities": []}, {"text": "Ada Bob", "entities": spans})
     line = str(caught.value).splitlines()[1]
     assert line.startswith(f"  rows.jsonl:2: {message} in column 'entities': "), line

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from bert_tasks.data.columns import Column
-from bert_tasks.data.readers import ReadOptions, read_table
+from bert_tasks.data.options import ReadOptions
+from bert_tasks.data.reading import read
 from bert_tasks.data.split_column import count_splits, is_split_column, rows_of_split, split_name
 from bert_tasks.data.splits import DataSpec, Splits, load_splits, unread_splits
 from bert_tasks.errors import DataError
@@ -42,7 +43,7 @@ def test_training_rows_validation_rows_and_no_test_rows(load: Callable[..., Spli
         "2 test rows (by the column 'split') left out of training. Evaluate the model on the same file with "
         "split_column='split'",
     )
-    table = read_table("rows.csv", columns=COLUMNS[:1], reading=ReadOptions(split_column="split"))
+    table = read("rows.csv", COLUMNS[:1], ReadOptions(split_column="split"))
     assert texts(list(table)) == "df"
 
 
@@ -84,7 +85,7 @@ def test_splits_belong_to_a_training_file(fields: dict[str, Any]) -> None:
 def test_a_file_without_test_rows_has_nothing_to_evaluate(load: Callable[..., Splits]) -> None:
     load([row for row in ROWS if "test" not in row])
     with pytest.raises(DataError, match=r"rows\.csv: no test rows\. The column 'split' has the values 'train'"):
-        read_table("rows.csv", columns=COLUMNS, reading=ReadOptions(split_column="split"))
+        read("rows.csv", COLUMNS, ReadOptions(split_column="split"))
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,12 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from bert_tasks.data.columns import Column
-from bert_tasks.data.problems import RowErrors
-from bert_tasks.data.readers import read_hub
+from bert_tasks.data.formats.hub import HubSplit
+from bert_tasks.data.issues import RowIssues
+from bert_tasks.data.options import ReadOptions
+from bert_tasks.data.reading import read as read_rows
+from bert_tasks.data.rows import Rows
 from bert_tasks.data.splits import DataSpec, Splits, load_splits
-from bert_tasks.data.table import RowTable
 from bert_tasks.errors import DataError
 
 COLUMNS = (Column(name="text", kind="text"), Column(name="label", kind="label", required=False))
@@ -195,7 +197,7 @@ def test_rare_labels_of_sets_stay_in_training(folder: Path) -> None:
 
 def test_bad_rows_of_all_files_are_in_one_report(folder: Path) -> None:
     train, dev = write(folder / "train.csv", "a,x", "b,"), write(folder / "dev.csv", "c", "d,z")
-    with pytest.raises(RowErrors) as error:
+    with pytest.raises(RowIssues) as error:
         load(folder, train=train, validation=dev, labels=("x", "y"))
     places = [line.split(": ")[0].strip() for line in str(error.value).splitlines()[1:]]
     assert places == ["train.csv:3", "dev.csv:2", "dev.csv:3"]
@@ -249,34 +251,35 @@ def test_a_hub_data_set(folder: Path, hub: Path) -> None:
 
 
 def test_hidden_labels_are_no_labels(folder: Path, hub: Path) -> None:
-    def read(config: str, split: str, **options: Any) -> RowTable:
-        return read_hub(str(hub), config=config, split=split, columns=COLUMNS, cache_dir=folder, **options)
+    def read(config: str, split: str, *, require_labels: bool = True, **options: Any) -> Rows:
+        source, reading = HubSplit(dataset=str(hub), config=config, split=split), ReadOptions(**options)
+        return read_rows(source, COLUMNS, reading, require_labels=require_labels, cache_dir=folder)
 
     hidden = [{"text": "test 0", "line": 1}, {"text": "test 1", "line": 2}]
     assert list(read("sst2", "test", format="glue/sst2", require_labels=False)) == hidden
-    assert list(read("sst2", "test", names={"text": "sentence"}, require_labels=False)) == hidden
+    assert list(read("sst2", "test", columns={"text": "sentence"}, require_labels=False)) == hidden
     ids = read("ids", "train", format="glue/sst2", require_labels=False)
     assert [row["label"] for row in ids] == ["positive", None]
-    with pytest.raises(RowErrors, match="missing label"):
+    with pytest.raises(RowIssues, match="missing label"):
         read("sst2", "test", format="glue/sst2")
 
 
 def test_tags_from_the_hub(folder: Path, hub: Path) -> None:
     def read(split: str, *, require_labels: bool = True) -> list[dict[str, Any]]:
-        options: dict[str, Any] = {"columns": TAGGED, "format": "conll", "cache_dir": folder}
-        return list(read_hub(str(hub), config="ner", split=split, require_labels=require_labels, **options))
+        source, reading = HubSplit(dataset=str(hub), config="ner", split=split), ReadOptions(format="conll")
+        return list(read_rows(source, TAGGED, reading, require_labels=require_labels, cache_dir=folder))
 
     assert read("train") == [
         {"words": ["a", "b"], "tags": ["B-X", "O"], "line": 1},
         {"words": [], "tags": [], "line": 2},
     ]
     assert read("test", require_labels=False) == [{"words": ["a", "b"], "line": 1}, {"words": ["c"], "line": 2}]
-    with pytest.raises(RowErrors, match="missing tags in column 'ner_tags'"):
+    with pytest.raises(RowIssues, match="missing tags in column 'ner_tags'"):
         read("test")
 
 
 def test_answers_from_the_hub(folder: Path, hub: Path) -> None:
-    table = read_hub(str(hub), config="qa", columns=ASKED, format="squad", cache_dir=folder)
+    table = read_rows(HubSplit(dataset=str(hub), config="qa"), ASKED, ReadOptions(format="squad"), cache_dir=folder)
     assert [row["answers"] for row in table] == [
         {"text": ["Paris"], "answer_start": [3]},
         {"text": [], "answer_start": []},
@@ -292,7 +295,7 @@ def test_the_validation_splits_of_mnli_on_the_hub(monkeypatch: pytest.MonkeyPatc
         read.append(split)
         return Dataset.from_dict({"premise": ["a"], "hypothesis": ["b"], "label": [2]})
 
-    monkeypatch.setattr("bert_tasks.data.readers._hub_rows", rows)
+    monkeypatch.setattr("bert_tasks.data.formats.hub._hub_rows", rows)
     splits = load(folder, PAIRS, dataset="nyu-mll/glue", config="mnli", format="glue/mnli")
     assert read == ["train", "validation_matched", "validation_mismatched"]
     assert list(splits.validation) == ["matched", "mismatched"]

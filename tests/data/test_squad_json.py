@@ -9,8 +9,8 @@ import pytest
 
 from bert_tasks.data.columns import Column
 from bert_tasks.data.formats import file_format
-from bert_tasks.data.problems import RowErrors
-from bert_tasks.data.table import RowTable
+from bert_tasks.data.issues import RowIssues
+from bert_tasks.data.rows import Rows
 from bert_tasks.errors import DataError
 
 COLUMNS = (
@@ -20,7 +20,7 @@ COLUMNS = (
     Column(name="context", kind="text"),
     Column(name="answers", kind="answers", required=False),
 )
-Read = Callable[..., RowTable]
+Read = Callable[..., Rows]
 
 
 def question(number: int, **fields: Any) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def test_problems_name_the_question(read: Read) -> None:
         {"answers": []},
         question(5, answers=[PARIS]),
     )
-    with pytest.raises(RowErrors) as error:
+    with pytest.raises(RowIssues) as error:
         read(content, "train.json", columns=COLUMNS)
     assert str(error.value).splitlines()[1:] == [
         "  train.json:1: misplaced answer (question 'q1') in column 'answers': 'Paris'. The text is at 3.",

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from bert_tasks.data.checks import data_report
 from bert_tasks.data.columns import Column
+from bert_tasks.data.reading import read
+from bert_tasks.data.rows import Rows
 from bert_tasks.data.splits import Splits, divide, train_validation_split
-from bert_tasks.data.table import RowTable
 from bert_tasks.errors import DataError
 
 TAGGED = (
@@ -84,12 +85,12 @@ def test_no_share_is_too_small_for_a_group() -> None:
         assert [len(indices) for indices in split(["a"] * 10, [0] * 9 + [1], share, seed=1)] == sizes
 
 
-def questions(*contexts: str) -> RowTable:
+def questions(*contexts: str) -> Rows:
     asked = [
         {"question": f"{number}?", "context": context, "answers": context[:3] if number % 40 < 30 else ""}
         for number, context in enumerate(contexts)
     ]
-    return RowTable.from_rows(asked, "train.json", ASKED)
+    return read(asked, ASKED, name="train.json", require_labels=False)
 
 
 def test_questions_on_one_context_stay_together() -> None:
@@ -103,9 +104,9 @@ def test_questions_on_one_context_stay_together() -> None:
         train_validation_split(questions("same", "same", "same"), ASKED, 0.1, seed=1)
 
 
-def sentences(*documents: Any) -> RowTable:
+def sentences(*documents: Any) -> Rows:
     tagged = [{"words": [str(n)], "tags": ["O"], "document": document} for n, document in enumerate(documents)]
-    return RowTable.from_rows(tagged, "train.conll", TAGGED)
+    return read(tagged, TAGGED, name="train.conll", require_labels=False)
 
 
 def test_rows_of_a_group_stay_together() -> None:
@@ -115,14 +116,14 @@ def test_rows_of_a_group_stay_together() -> None:
         Column(name="group", kind="id", required=False),
     )
     ranked = [{"text": str(n), "label": "yes" if n % 4 == 0 else "no", "group": n // 4} for n in range(80)]
-    train, validation = train_validation_split(RowTable.from_rows(ranked, "rows", columns), columns, 0.2, 1)
+    train, validation = train_validation_split(read(ranked, columns, require_labels=False), columns, 0.2, 1)
     groups = [{row["group"] for row in rows} for rows in (train, validation)]
     assert not groups[0] & groups[1]
     assert len(groups[1]) == 4
 
 
 def test_documents_stay_together_where_there_are_enough() -> None:
-    def documents(table: RowTable) -> tuple[set[str], set[str]]:
+    def documents(table: Rows) -> tuple[set[str], set[str]]:
         train, validation = train_validation_split(table, TAGGED, 0.2, seed=1)
         assert len(validation) == pytest.approx(0.2 * len(table), abs=1)
         return {row.get("document") for row in train}, {row.get("document") for row in validation}
@@ -144,16 +145,16 @@ SOME = st.lists(
 )
 
 
-def spread(row_type: str, texts: list[tuple[int, str, str]]) -> tuple[RowTable, tuple[Column, ...]]:
+def spread(row_type: str, texts: list[tuple[int, str, str]]) -> tuple[Rows, tuple[Column, ...]]:
     """A table in which rows of one number have the same text, but for outer spaces; targets may differ."""
     if row_type == "words":
         data = [{"words": ["Nr", str(n)], "tags": ["O", f"B-{label.upper()}"]} for n, _, label in texts]
-        return RowTable.from_rows(data, "rows", TAGGED), TAGGED
+        return read(data, TAGGED, require_labels=False), TAGGED
     if row_type == "questions":
         asked = [{"question": f"q{n}", "context": f"c{n % 17}", "answers": ""} for n, _, _ in texts]
-        return RowTable.from_rows(asked, "rows", ASKED), ASKED
+        return read(asked, ASKED, require_labels=False), ASKED
     rows = [{"text": form.format(f"Nr {n}"), "label": label} for n, form, label in texts]
-    return RowTable.from_rows(rows, "rows", LABELLED), LABELLED
+    return read(rows, LABELLED, require_labels=False), LABELLED
 
 
 @pytest.mark.parametrize("row_type", ["texts", "words", "questions"])
@@ -181,11 +182,11 @@ def test_a_sentence_of_many_documents_does_not_link_them() -> None:
     """Nor does it tear a document apart; in few documents it does link them."""
     often = [{"words": ["SCORES"], "tags": ["O"], "document": str(n)} for n in range(40)]
     others = [{"words": [str(n)], "tags": ["O"], "document": str(n % 40)} for n in range(160)]
-    train, validation = train_validation_split(RowTable.from_rows([*often, *others], "rows", TAGGED), TAGGED, 0.2, 1)
+    train, validation = train_validation_split(read([*often, *others], TAGGED, require_labels=False), TAGGED, 0.2, 1)
     assert len(validation) == 40
     assert {row["document"] for row in train} & {row["document"] for row in validation} == set()
     train, validation = train_validation_split(
-        RowTable.from_rows([*often[:2], *others], "rows", TAGGED), TAGGED, 0.2, 1
+        read([*often[:2], *others], TAGGED, require_labels=False), TAGGED, 0.2, 1
     )
     assert len({row["document"] for row in validation} & {"0", "1"}) in (0, 2)
     assert len(validation) == pytest.approx(32, abs=6)

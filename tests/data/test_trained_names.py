@@ -1,6 +1,6 @@
 """The names of columns that a model remembers of its training data, and where they apply."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bert_tasks.data.columns import Column, rename_row
-from bert_tasks.data.readers import ReadOptions
+from bert_tasks.data.batch import Batch, Record
+from bert_tasks.data.columns import Column
+from bert_tasks.data.conversion import Conversion
+from bert_tasks.data.options import ReadOptions
 from bert_tasks.data.splits import DataSpec, trained_names
+from bert_tasks.data.trained_reading import options_for_file, training_names
 
 COLUMNS = (Column(name="text", kind="text"), Column(name="label", kind="label", required=False))
 NAMES = {"text": "review", "label": "stars", "tokens": "words"}  # the task has no column "tokens"
@@ -18,11 +21,12 @@ NAMES = {"text": "review", "label": "stars", "tokens": "words"}  # the task has 
 
 def test_a_model_remembers_all_names_that_are_not_the_tasks(tmp_path: Path) -> None:
     options = ReadOptions(columns={"text": "review", "label": "label"}, delimiter=";", encoding="latin-1")
-    assert options.training_names("train.csv") == {"text": "review"}
-    glue = ReadOptions(format="glue/mrpc", columns={"label": "gold"}).training_names("train.tsv")
-    assert glue == {"text": "#1 String", "text_pair": "#2 String", "label": "gold"}
-    assert ReadOptions(format="glue/mnli").training_names(None) == {"text": "premise", "text_pair": "hypothesis"}
-    assert ReadOptions().training_names(None) == {}
+    assert training_names(options, "train.csv") == {"text": "review"}
+    glue = ReadOptions(format="glue/mrpc", columns={"label": "gold"})
+    assert training_names(glue, "train.tsv") == {"text": "#1 String", "text_pair": "#2 String", "label": "gold"}
+    mnli = ReadOptions(format="glue/mnli")
+    assert training_names(mnli, None) == {"text": "premise", "text_pair": "hypothesis"}
+    assert training_names(ReadOptions(), None) == {}
     (tmp_path / "rows.csv").write_text("a,x|y\n")
     spec = DataSpec(train=str(tmp_path / "rows.csv"), header=False, label_separator="|", columns={"text": "0"})
     assert trained_names(spec, COLUMNS) == {"text": "0"}
@@ -47,21 +51,27 @@ def test_a_remembered_name_applies_if_the_file_has_it(
 ) -> None:
     (tmp_path / name).write_text(content)
     given_options = ReadOptions(**options)
-    assert given_options.for_file(tmp_path / name, NAMES, COLUMNS).columns == expected
+    assert options_for_file(given_options, tmp_path / name, NAMES, COLUMNS).columns == expected
+
+
+def converted(row: Mapping[str, Any], names: Mapping[str, str], columns: Sequence[Column]) -> dict[str, Any]:
+    """Returns what is read of a row, which may have the remembered names."""
+    return Conversion(columns, others=names).convert(Batch.of([Record(1, row)])).row(0)
 
 
 @given(
-    row=st.dictionaries(st.sampled_from("abcd"), st.integers()), names=st.dictionaries(*[st.sampled_from("abcd")] * 2)
+    row=st.dictionaries(st.sampled_from("abcd"), st.text("xyz")), names=st.dictionaries(*[st.sampled_from("abcd")] * 2)
 )
-def test_a_renamed_row_keeps_what_it_has_under_the_tasks_names(row: dict[str, int], names: dict[str, str]) -> None:
-    renamed = rename_row(row, names)
-    assert {name: renamed[name] for name in row} == row
+def test_a_row_keeps_what_it_has_under_the_tasks_names(row: dict[str, str], names: dict[str, str]) -> None:
+    columns = [Column(name=name, kind="text") for name in "abcd"]
+    found = converted(row, names, columns)
+    assert {name: found[name] for name in row} == row
     for name, other in names.items():
-        assert renamed.get(name) == row.get(name, row.get(other))
+        assert found.get(name) == row.get(name, row.get(other))
 
 
-def test_a_renamed_row_keeps_the_text_that_its_words_are_from() -> None:
+def test_a_row_keeps_the_text_that_its_words_are_from() -> None:
     columns = (Column(name="words", kind="words"), Column(name="text", kind="text", required=False))
-    assert rename_row({"text": "a  b"}, {"words": "text"}, columns) == {"words": "a  b", "text": "a  b"}
+    assert converted({"text": "a  b"}, {"words": "text"}, columns) == {"words": ["a", "b"], "text": "a  b"}
     pair = (Column(name="text", kind="text"), Column(name="group", kind="id", required=False))
-    assert rename_row({"group": "a"}, {"text": "group"}, pair) == {"text": "a"}
+    assert converted({"group": "a"}, {"text": "group"}, pair) == {"text": "a"}

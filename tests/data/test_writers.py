@@ -15,7 +15,7 @@ from pyarrow import parquet
 
 from bert_tasks.data import writers as parquet_out
 from bert_tasks.data.columns import Column
-from bert_tasks.data.readers import read_table
+from bert_tasks.data.reading import read
 from bert_tasks.data.writers import cell, json_line, vector_text, whole_file, write_npy, write_parquet, write_table
 from bert_tasks.errors import UsageError
 
@@ -89,7 +89,7 @@ def test_our_readers_take_lists_back(raw: bool, tmp_path: Path) -> None:
     write_table(lines_of(tmp_path, rows), tmp_path / "out.csv", ",", raw=raw)
     columns = [Column(name="words", kind="words"), Column(name="tags", kind="tags", required=False)]
     columns += [Column(name="labels", kind="labels", required=False)]
-    records = list(read_table(tmp_path / "out.csv", columns=columns))
+    records = list(read(tmp_path / "out.csv", columns))
     assert [{name: row[name] for name in rows[0]} for row in records] == rows
 
 

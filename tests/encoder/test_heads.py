@@ -10,20 +10,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bert_tasks.encoder import heads
-from bert_tasks.encoder.config import EncoderConfig, HeadConfig
+from bert_tasks.encoder.config import EncoderConfig, HeadConfig, TokenPooling
 from bert_tasks.encoder.heads import (
     CRFHead,
     Head,
     PerTokenHead,
-    PoolingHead,
     SequenceHead,
-    TokenPooling,
     VocabularyHead,
     VocabularyOutput,
     select_first_tokens,
-    softmax_rows,
+    vocabulary,
 )
+from bert_tasks.encoder.heads.pooled import softmax_rows
 from bert_tasks.encoder.layers import Layer, TransformerEncoder, initialize
 from bert_tasks.encoder.packing import Packed, Padded, Selection, pack
 
@@ -87,13 +85,13 @@ def wide(module: torch.nn.Module) -> None:
         torch.nn.init.normal_(parameter, std=0.4)
 
 
-def pooling_head(pooling: TokenPooling) -> PoolingHead:
-    head = PoolingHead(CONFIG, 3, pooling=pooling).double().eval()
+def pooling_head(pooling: TokenPooling) -> SequenceHead:
+    head = SequenceHead(CONFIG, 3, pooling=pooling).double().eval()
     wide(head)
     return head
 
 
-def pooled_one_by_one(head: PoolingHead, sequences: Sequence[Tensor]) -> Tensor:
+def pooled_one_by_one(head: SequenceHead, sequences: Sequence[Tensor]) -> Tensor:
     pooled = []
     for rows in sequences:
         if head.pooling == "mean":
@@ -194,7 +192,7 @@ def test_the_rest_of_the_last_layer_is_skipped() -> None:
     ("head", "rows"),
     [
         (SequenceHead(CONFIG, 3), len(LENGTHS)),
-        (PoolingHead(CONFIG, 3, pooling="mean"), None),
+        (SequenceHead(CONFIG, 3, pooling="mean"), None),
         (PerTokenHead(CONFIG, 3, dropout=0.1), sum(LENGTHS)),
     ],
 )
@@ -260,7 +258,7 @@ def vocabulary_output(
 @pytest.mark.parametrize("has_bias", [True, False])
 @pytest.mark.parametrize("most", [1, 4000, 2**25], ids=["row by row", "chunks of 10", "at once"])
 def test_cross_entropy_over_a_vocabulary_is_torchs(most: int, has_bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heads, "_CHUNK_BYTES", most)
+    monkeypatch.setattr(vocabulary, "_CHUNK_BYTES", most)
     output, labels, parts = vocabulary_output(torch.float64, has_bias=has_bias)
     expected = F.cross_entropy(F.linear(*parts), labels, reduction="sum") * 0.25
     expected_gradients = torch.autograd.grad(expected, parts)
@@ -298,7 +296,7 @@ def test_cross_entropy_of_no_rows_has_gradients_of_zero() -> None:
 
 
 def test_logits_over_a_vocabulary_never_exist_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heads, "_CHUNK_BYTES", 2000)
+    monkeypatch.setattr(vocabulary, "_CHUNK_BYTES", 2000)
     sizes: list[int] = []
 
     def counted(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -306,7 +304,7 @@ def test_logits_over_a_vocabulary_never_exist_at_once(monkeypatch: pytest.Monkey
         sizes.append(product.numel())
         return product
 
-    monkeypatch.setattr(heads, "linear", counted)
+    monkeypatch.setattr(vocabulary, "linear", counted)
     output, labels, _ = vocabulary_output(torch.float32)
     output.cross_entropy(labels).backward()
     output.top_k(3)
@@ -353,3 +351,12 @@ def test_a_sequence_head_may_be_one_layer() -> None:
     logits = head(torch.stack([rows[0] for rows in sequences]), layout, TABLE)
     expected = torch.stack([head.output(rows[0]) for rows in sequences])
     torch.testing.assert_close(logits, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["sequence", "token"])
+def test_parameters_stand_in_the_order_of_the_calculation(name: str) -> None:
+    """The norm of the gradients is summed in this order, so another order changes the bits of a training."""
+    config = replace(CONFIG, head=replace(CONFIG.head, prediction_head=True))
+    head = SequenceHead(config, 3) if name == "sequence" else PerTokenHead(config, 3, dropout=0.1)
+    modules = dict.fromkeys(key.partition(".")[0] for key, _ in head.named_parameters())
+    assert list(modules) == ["dense", "norm", "output"]

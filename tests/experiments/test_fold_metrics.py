@@ -114,7 +114,7 @@ def test_metrics_are_those_of_the_written_predictions(name: str, checkpoint: Pat
         content["bert_tasks"] |= values
         config.write_text(json.dumps(content), "utf-8")
     result = train_folds(recipe, progress=False)
-    assert all(run.result.reused for run in result.runs)
+    assert all(run.reused for run in result.runs)
     lines = [json.loads(line) for line in (out / "out_of_fold.jsonl").read_text("utf-8").splitlines()]
     assert len(lines) == REPEATS * len(rows)
     expected = naive(lines)

@@ -10,8 +10,8 @@ import pytest
 
 from bert_tasks import TaskModel, batch_predictor, load_recipe, train
 from bert_tasks.cli import main
-from bert_tasks.data.columns import PASSTHROUGH
-from bert_tasks.data.table import RowTable
+from bert_tasks.data.columns import RECORD
+from bert_tasks.data.rows import Rows
 from bert_tasks.errors import CheckpointError, DivergedError, RecipeError, UsageError
 from bert_tasks.experiments.folds import (
     FoldPredictions,
@@ -90,8 +90,8 @@ def test_columns_of_the_row_come_first(finished: tuple[FoldsResult, Recipe]) -> 
 
 def test_rows_of_several_files_name_their_file(tmp_path: Path) -> None:
     """Lines are counted in each file."""
-    files = [RowTable.from_rows(make_rows(count), name) for name, count in (("a.csv", 2), ("b.csv", 3))]
-    whole = RowTable.joined(files)
+    files = [Rows.unchecked(make_rows(count), name) for name, count in (("a.csv", 2), ("b.csv", 3))]
+    whole = Rows.joined(files)
     prediction = ClassPrediction(label="positive", score=1.0, scores={"negative": 0.0, "positive": 1.0})
     parts = [
         FoldPredictions(fold=fold, table=whole.select_part(indices), predictions=[prediction] * len(indices))
@@ -155,7 +155,7 @@ def test_a_finished_cross_validation_is_only_reported(finished: tuple[FoldsResul
     result, loaded = finished
     before = {path: path.stat().st_mtime_ns for path in result.output_dir.rglob("*.safetensors")}
     again = train_folds(loaded, progress=False)
-    assert all(run.result.reused for run in again.runs)
+    assert all(run.reused for run in again.runs)
     assert again.to_json() == result.to_json()
     assert all(path.stat().st_mtime_ns == time for path, time in before.items())
 
@@ -168,7 +168,7 @@ def test_the_run_of_a_fold_is_an_ordinary_run(
     assert loaded.folds is not None
     assert loaded.folds.fold == 2
     alone = train(loaded, progress=False)
-    assert alone.metrics == result.runs[1].result.metrics
+    assert alone.metrics == result.runs[1].validation_metrics
     report = make_report(result.output_dir / "fold-2", tmp_path / "page.html")
     assert report.runs[0].missing == ()
 
@@ -209,7 +209,7 @@ def test_slices_are_of_the_predictions_for_all_rows(finished: tuple[FoldsResult,
 
 def test_rows_that_changed_have_no_slices(finished: tuple[FoldsResult, Recipe]) -> None:
     (run,) = gather([finished[0].output_dir])
-    assert all(PASSTHROUGH in row for row in with_file_columns(run).predicted[0].rows)
+    assert all(RECORD in row for row in with_file_columns(run).predicted[0].rows)
     rows = run.predicted[0].rows
     other_texts = [{**row, "text": other["text"]} for row, other in zip(rows, [*rows[1:], rows[0]], strict=True)]
     for changed in (rows[1:], other_texts):
@@ -265,7 +265,7 @@ def test_an_interrupted_cross_validation_resumes(
             train_folds(recipe("run.keep_checkpoints=true"), progress=False)
     assert evaluated == [1]
     result = train_folds(recipe("run.keep_checkpoints=true"), progress=False)
-    assert [run.result.reused for run in result.runs] == [True, False, False]
+    assert [run.reused for run in result.runs] == [True, False, False]
     with monkeypatch.context() as patch:  # while runs are extended, the folder is not that of one cross-validation
         patch.setattr("bert_tasks.experiments.folds.evaluate_data", stop)
         with pytest.raises(KeyboardInterrupt):

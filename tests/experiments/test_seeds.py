@@ -5,6 +5,7 @@ import math
 import shutil
 import statistics
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -171,7 +172,7 @@ def test_named_validation_sets(folder):
         recipe(folder, "run.metric_for_best_model=other/f1", f"run.output_dir={folder / 'b'}"), [4], progress=False
     )
     assert result.metric == "other/f1"
-    assert not math.isnan(result.runs[0].value("other/f1"))
+    assert not math.isnan(result.runs[0].metric("other/f1"))
 
 
 # Before the first run
@@ -239,6 +240,8 @@ def test_parse_seeds():
 
 def run_of(seed, *, failure=None, **metrics):
     """A run with these metrics."""
+    if failure is not None:
+        return SeedRun.of(seed, Path(), failure)
     result = FitResult(
         metrics=metrics,
         last_metrics=metrics,
@@ -246,11 +249,12 @@ def run_of(seed, *, failure=None, **metrics):
         steps=2,
         stopped_early=False,
         train_seconds=0.0,
-        output_dir=None,
+        notes=[],
+        output_dir=Path(),
         tasks={"": SequenceClassification.of()},
         validation_sets=("",),
     )
-    return SeedRun(seed=seed, output_dir=None, result=None if failure else result, failure=failure)
+    return SeedRun.of(seed, Path(), result)
 
 
 def test_spread_of_four_runs():
@@ -283,8 +287,8 @@ def test_a_metric_that_is_not_a_number_has_no_mean_but_a_best():
 
 def test_collapsed_runs_are_told_apart():
     whole = run_of(2, accuracy=0.5)
-    said = replace(whole.result, collapse="predicts 'calm' for every row", notes=("try more epochs",))
-    collapsed = replace(whole, result=said)
+    said = whole.result.model_copy(update={"collapse": "predicts 'calm' for every row", "notes": ["try more epochs"]})
+    collapsed = SeedRun.of(2, Path(), said)
     result = SeedsResult(
         output_dir=None,
         metric="accuracy",
@@ -300,7 +304,7 @@ def test_collapsed_runs_are_told_apart():
     assert content["metrics_without_collapsed"]["accuracy"]["mean"] == pytest.approx(0.85)
     assert content["collapsed"] == {"2": "predicts 'calm' for every row"}
     assert [run["value"] for run in content["runs"][:3]] == [0.8, 0.5, 0.9]
-    assert math.isnan(content["runs"][3]["value"])
+    assert content["runs"][3]["value"] is None
     lines = result.lines()
     assert lines[0].split() == ["seed", "accuracy", "best", "step"]
     assert "collapsed: predicts 'calm' for every row" in lines[2]

@@ -24,10 +24,10 @@ from bert_tasks.api import fit
 from bert_tasks.cli import main
 from bert_tasks.errors import CheckpointError, DataError, UsageError
 from bert_tasks.export import Export, export
+from bert_tasks.export import graph as graphs
 from bert_tasks.inference import evaluate, predict
-from bert_tasks.inference.output import model_fingerprint
+from bert_tasks.inference.prediction import model_fingerprint
 from bert_tasks.model import exported
-from bert_tasks.model import graph as graphs
 from bert_tasks.model.exported import ExportedModel
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.storage import locked

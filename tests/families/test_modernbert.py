@@ -219,7 +219,7 @@ def test_queries_keys_and_values_of_the_last_layer_are_those_of_its_normalised_i
     _, ours, batch = compared("token")
     packed, seen = packed_batch(ours, batch), []
     ours.encoder.layers[-1].attention.qkv.register_forward_hook(lambda *call: seen.append(call[2]))
-    _, states = ours.logits_and_states(packed)
+    _, states = ours.forward_states(packed)
     projections = ours.encoder.last_queries_keys_values(states)
     assert torch.equal(projections.flatten(1), seen[0])
 

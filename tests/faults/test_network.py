@@ -13,6 +13,7 @@ import pytest
 
 from bert_tasks.variables import TELEMETRY_OFF, disable_telemetry
 from support import network, runs
+from support.evaluation_modules import write_module
 from support.hub_commands import run_commands
 
 SOCKET = "import socket\ntry: socket.create_connection(('192.0.2.1', 9), 0.2)\nexcept OSError: pass"
@@ -80,6 +81,23 @@ def test_commands_reach_nobody_and_leave_nothing(
     assert {name for name, code in codes.items() if code != 0} == set(), ended
     assert watch.reached() == []
     assert watch.left() == []
+
+
+@pytest.mark.slow
+def test_a_module_of_evaluate_reaches_nobody_and_leaves_nothing(
+    watch: network.Watched, straight: Path, tmp_path: Path
+) -> None:
+    module, place = write_module(tmp_path, "glue"), tmp_path / "place"
+    place.mkdir()
+    command = ["evaluate", straight, straight.parent / "dev.csv", "--metric", f"evaluate:{module}:mrpc"]
+    missing = [*command[:-1], "evaluate:glue"]  # of the hub
+    ended = run_commands(watch.environment, [({}, command), ({}, missing)], cwd=place, tracer=watch.tracer)
+    assert [done.code for done in ended] == [0, 2], ended
+    assert "glue_accuracy" in ended[0].out
+    assert "metric 'evaluate:glue' cannot be loaded" in ended[1].err
+    assert watch.reached() == []
+    assert watch.left() == []
+    assert list(place.iterdir()) == []
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from bert_tasks import TaskModel
+from bert_tasks.model.encoder_with_heads import draw_new_head
 from bert_tasks.model.multitask import MultiTaskModel
 from bert_tasks.recipe.schema import TeacherSection
 from bert_tasks.tasks import MaskedLanguageModeling, ReplacedTokens
@@ -53,7 +54,7 @@ def steps_of(checkpoint: Path, name: str, *, precision: str = "no", **variant: A
         model = TaskModel.from_pretrained(checkpoint, task=MaskedLanguageModeling.of(max_length=24))
         return make_device_steps(model, TEXT_ROWS, precision=precision, **variant)
     model = TaskModel.from_pretrained(checkpoint, task=EXAMPLES[name].task)
-    model.draw_new_head(1)
+    draw_new_head(model, 1)
     model.encoder.gradient_checkpointing = checkpointing
     objective = None
     if has_teacher:
@@ -70,7 +71,7 @@ def steps_of(checkpoint: Path, name: str, *, precision: str = "no", **variant: A
 
 def electra_steps(checkpoint: Path, *, precision: str = "no") -> OptimizerSteps:
     model = TaskModel.from_pretrained(checkpoint, task=ReplacedTokens.of(max_length=24))
-    model.draw_new_head(1)
+    draw_new_head(model, 1)
     objective = ReplacedTokenDetection(model, make_generator(model, seed=1))
     return make_device_steps(model, TEXT_ROWS, objective=objective, precision=precision)
 
@@ -78,7 +79,7 @@ def electra_steps(checkpoint: Path, *, precision: str = "no") -> OptimizerSteps:
 def steps_of_tasks(checkpoint: Path, *, precision: str = "no") -> OptimizerSteps:
     torch.manual_seed(0)
     model = MultiTaskModel.from_pretrained(checkpoint, tasks=TASKS)
-    model.draw_new_head(1)
+    draw_new_head(model, 1)
     return make_device_steps(model, TWO_LABELS, precision=precision)
 
 

@@ -16,10 +16,12 @@ import torch
 from datasets import Dataset, Features
 from datasets.fingerprint import Hasher
 
-from bert_tasks import TaskModel, batch_predictor, predict
+from bert_tasks import TaskModel, batch_predictor, predict, predict_file
 from bert_tasks.errors import CheckpointError, DataError, UsageError
 from bert_tasks.inference import batches
+from bert_tasks.inference import predictor as predictor_module
 from bert_tasks.inference.batches import prediction_schema
+from bert_tasks.model.encoder_with_heads import draw_new_head
 from bert_tasks.outputs.classes import Classes
 from bert_tasks.outputs.prediction import Prediction
 from bert_tasks.tasks import SequenceClassification, TokenClassification
@@ -138,7 +140,7 @@ def test_kept_columns_have_the_names_that_predict_gives_them(folder: Path, tmp_p
     names = ("text", "explanation", "logits", "labels", "scores", "note", "input.note")
     table = pa.table(dict.fromkeys(names, TEXTS[:2]))
     (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in table.to_pylist()))
-    predict(folder, tmp_path / "rows.jsonl", output=tmp_path / "out.jsonl")
+    predict_file(folder, tmp_path / "rows.jsonl", tmp_path / "out.jsonl")
     expected = list(json.loads((tmp_path / "out.jsonl").read_text().splitlines()[0]))
     assert "input.explanation" in expected
     assert batch_predictor(folder)(table).column_names == expected
@@ -264,7 +266,7 @@ def test_a_model_that_changed_is_loaded_again(folder: Path, base: Path, tmp_path
     task = SequenceClassification.of(labels=("bad", "good"), max_length=16)
     for seed in (1, 2):
         model = TaskModel.from_pretrained(base, task=task)
-        model.draw_new_head(seed)
+        draw_new_head(model, seed)
         model.save_pretrained(tmp_path)
         predictor = batch_predictor(tmp_path)
         assert Hasher.hash(predictor) != Hasher.hash(first)
@@ -273,13 +275,13 @@ def test_a_model_that_changed_is_loaded_again(folder: Path, base: Path, tmp_path
 
 def test_threads_are_those_stated_and_only_during_a_batch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
-    original = TaskModel.predict_rows
+    original = predictor_module.predict_batch
 
     def noted(*args: Any, **named: Any) -> Any:
         seen.append(torch.get_num_threads())
         return original(*args, **named)
 
-    monkeypatch.setattr(TaskModel, "predict_rows", noted)
+    monkeypatch.setattr(predictor_module, "predict_batch", noted)
     torch.set_num_threads(2)
     try:
         batch_predictor(folder)({"text": TEXTS})

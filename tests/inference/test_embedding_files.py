@@ -13,9 +13,8 @@ from typer.testing import CliRunner
 
 from bert_tasks.cli.app import app
 from bert_tasks.errors import BertTasksError, DataError, UsageError
-from bert_tasks.inference import WriteOptions, embed_file, output
-from bert_tasks.inference.output import unfinished_folder
-from bert_tasks.model import encoder_with_heads
+from bert_tasks.inference import WriteOptions, embed_file, sinks
+from bert_tasks.inference.sinks import unfinished_folder
 from bert_tasks.model.encoder import Encoder
 from bert_tasks.model.task_model import TaskModel
 
@@ -66,18 +65,18 @@ def test_an_output_without_rows_keeps_its_type(encoder: Encoder, tmp_path: Path)
 def test_an_interrupted_output_is_resumed(
     name: str, encoder: Encoder, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(encoder_with_heads, "CHUNK_ROWS", 2)
+    monkeypatch.setattr("bert_tasks.model.prediction.BATCH_ROWS", 2)
     embed_file(encoder, data, tmp_path / name)
     expected, target = (tmp_path / name).read_bytes(), tmp_path / f"resumed-{name}"
-    append = output.PartialOutput.append
+    append = sinks.LineFile.append
 
-    def stop_after(partial: output.PartialOutput, lines: bytes) -> None:
+    def stop_after(partial: sinks.LineFile, lines: bytes) -> None:
         append(partial, lines)
-        if partial.rows == 4:
+        if partial.completed == 4:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(output.PartialOutput, "append", stop_after)
+        patched.setattr(sinks.LineFile, "append", stop_after)
         with pytest.raises(KeyboardInterrupt):
             embed_file(encoder, data, target)
     assert not target.exists()
@@ -89,8 +88,8 @@ def test_an_interrupted_output_is_resumed(
 def test_other_settings_start_again(
     encoder: Encoder, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(encoder_with_heads, "CHUNK_ROWS", 2)
-    target, finalize = tmp_path / "a.npy", "bert_tasks.inference.prediction.finalize_output"
+    monkeypatch.setattr("bert_tasks.model.prediction.BATCH_ROWS", 2)
+    target, finalize = tmp_path / "a.npy", "bert_tasks.inference.sinks.LineFile.finish"
 
     def fail(*arguments: Any, **options: Any) -> None:
         raise UsageError("full")

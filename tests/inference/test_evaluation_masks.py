@@ -10,11 +10,11 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.data.columns import Row
-from bert_tasks.data.table import RowTable
+from bert_tasks.data.reading import read
 from bert_tasks.distributed import make_accelerator
 from bert_tasks.inference import evaluate, evaluate_samples
+from bert_tasks.inference.replaced_tokens import replaced_token_output
 from bert_tasks.model.features import tokenized
-from bert_tasks.model.replaced_tokens import replaced_token_output
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import MaskedLanguageModeling, ReplacedTokens, Task
 from bert_tasks.training.replaced_tokens import make_generator
@@ -56,7 +56,7 @@ def evaluated(model: TaskModel, rows: list[Row]) -> list[Any]:
     if model.task.generator() is not None:
         generator = make_generator(model, seed=1).eval()
         run = partial(replaced_token_output, generator=generator, discriminator=model)
-    table = RowTable.from_rows(rows, columns=model.row_columns)
+    table = read(rows, model.row_columns, require_labels=False)
     return (
         evaluate_samples(model, tokenized(table, model), table, make_accelerator(), forward_fn=run)
         .scores[""]

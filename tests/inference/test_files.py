@@ -11,10 +11,10 @@ from scipy.stats import pearsonr
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 from transformers import PreTrainedTokenizerBase
 
+from bert_tasks import WriteOptions, predict_file
 from bert_tasks.errors import DataError, UsageError
-from bert_tasks.inference import evaluate, predict
-from bert_tasks.inference.output import PartialOutput
-from bert_tasks.model import encoder_with_heads
+from bert_tasks.inference import evaluate, evaluation, predict
+from bert_tasks.inference.sinks import LineFile
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.outputs.prediction import Prediction
 from bert_tasks.tasks import SequenceClassification, Task
@@ -151,7 +151,7 @@ class TestPredict:
     def test_output_holds_every_row_in_order(self, suffix: str, single: TaskModel, tmp_path: Path) -> None:
         source = write_csv(tmp_path / "new.csv", [{"text": text} for text in TEXTS])
         output = tmp_path / f"answers{suffix}"
-        assert predict(single, source, output=output, keep_columns="none") == len(TEXTS)
+        assert predict_file(single, source, output, writing=WriteOptions(keep_columns="none")).rows == len(TEXTS)
         predictions = contents(predict(single, source))
         expected = contents(single.predict([{"text": text} for text in TEXTS]))
         assert [prediction["label"] for prediction in predictions] == [prediction["label"] for prediction in expected]
@@ -174,12 +174,12 @@ class TestPredict:
 
     def test_columns_of_other_problems(self, several: TaskModel, regression: TaskModel, tmp_path: Path) -> None:
         rows = [{"text": text} for text in TEXTS]
-        predict(several, rows, output=tmp_path / "several.csv", keep_columns="none")
+        predict_file(several, rows, tmp_path / "several.csv", writing=WriteOptions(keep_columns="none"))
         written = read_csv(tmp_path / "several.csv")
         assert list(written[0]) == ["label", "labels", "score", *(f"scores.{name}" for name in LABELS)]
         expected = [prediction["labels"] for prediction in contents(several.predict(rows))]
         assert [json.loads(row["labels"]) for row in written] == expected
-        predict(regression, rows, output=tmp_path / "numbers.csv", keep_columns="none")
+        predict_file(regression, rows, tmp_path / "numbers.csv", writing=WriteOptions(keep_columns="none"))
         numbers = read_csv(tmp_path / "numbers.csv")
         assert [list(row) for row in numbers] == [["score"]] * len(rows)
 
@@ -194,37 +194,37 @@ class TestPredict:
         self, single: TaskModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """While chunk k is predicted, the rows of the chunks before it are in the writer's hands, none held back."""
-        monkeypatch.setattr(encoder_with_heads, "CHUNK_ROWS", 4)
+        monkeypatch.setattr("bert_tasks.model.prediction.BATCH_ROWS", 4)
         events: list[str] = []
-        features, append = SequenceClassification.features, PartialOutput.append
+        features, append = SequenceClassification.features, LineFile.append
 
         def noted_features(self: SequenceClassification, rows: Any, tokenizer: Any) -> Any:
             events.append(f"read {len(rows)}")
             return features(self, rows, tokenizer)
 
-        def noted_append(self: PartialOutput, lines: bytes) -> None:
+        def noted_append(self: LineFile, lines: bytes) -> None:
             append(self, lines)
             events.append(f"wrote {lines.count(bytes([10]))}")
 
         monkeypatch.setattr(SequenceClassification, "features", noted_features)
-        monkeypatch.setattr(PartialOutput, "append", noted_append)
-        assert predict(single, [{"text": text} for text in TEXTS[:10]], output=tmp_path / "answers.jsonl") == 10
+        monkeypatch.setattr(LineFile, "append", noted_append)
+        assert predict_file(single, [{"text": text} for text in TEXTS[:10]], tmp_path / "answers.jsonl").rows == 10
         assert events == ["read 4", "wrote 4", "read 4", "wrote 4", "read 2", "wrote 2"]
 
     @pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
     def test_a_failure_on_the_way_leaves_no_output(
         self, suffix: str, single: TaskModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(encoder_with_heads, "CHUNK_ROWS", 4)
+        monkeypatch.setattr("bert_tasks.model.prediction.BATCH_ROWS", 4)
         rows = [{"text": text} for text in TEXTS[:8]] + [{"text": None}]
         with pytest.raises(DataError, match=r"rows:9: .* in column 'text'"):
-            predict(single, rows, output=tmp_path / f"answers{suffix}")
+            predict_file(single, rows, tmp_path / f"answers{suffix}")
         assert list(tmp_path.iterdir()) == []
 
     def test_no_rows(self, single: TaskModel, tmp_path: Path) -> None:
         for suffix in (".jsonl", ".csv", ".tsv"):
             output = tmp_path / f"none{suffix}"
-            assert predict(single, [], output=output) == 0
+            assert predict_file(single, [], output).rows == 0
             assert output.read_text() == ""
 
     @pytest.mark.parametrize(
@@ -242,14 +242,14 @@ class TestPredict:
     def test_outputs_are_refused_before_any_work(self, name: str, message: str, tmp_path: Path) -> None:
         (tmp_path / "folder.csv").mkdir()
         with pytest.raises(UsageError, match=message):
-            predict(tmp_path / "no model", tmp_path / "no data.csv", output=tmp_path / name)
+            predict_file(tmp_path / "no model", tmp_path / "no data.csv", tmp_path / name)
 
 
 def test_small_batches_give_the_same_digits_to_the_last_places(
     single: TaskModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = evaluate(single, list(ROWS))
-    monkeypatch.setattr(TaskModel, "batch_tokens", 20)
+    monkeypatch.setattr(evaluation, "batch_tokens", lambda model: 20)
     assert evaluate(single, list(ROWS)) == pytest.approx(whole, rel=1e-5)
 
 

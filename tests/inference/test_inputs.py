@@ -19,12 +19,13 @@ from typer.testing import CliRunner
 from bert_tasks import Encoder, predict
 from bert_tasks.cli import models as progress
 from bert_tasks.cli.app import app
-from bert_tasks.data.readers import ReadOptions, read_table
+from bert_tasks.data.options import ReadOptions
+from bert_tasks.data.reading import read
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.inference import WriteOptions, predict_file, streams
-from bert_tasks.inference.output import OutputDestination
 from bert_tasks.inference.prediction import PredictionRun
-from bert_tasks.model import encoder_with_heads
+from bert_tasks.inference.predictor import Predictor
+from bert_tasks.inference.writing import OutputDestination
 from bert_tasks.model.task_model import TaskModel
 from support.runs import CONSOLE
 from support.task_contract import unlabelled
@@ -120,7 +121,7 @@ def test_logits_are_those_that_the_scores_were_made_of(case: str, model_of: Mode
 def test_logits_and_explanations_are_written(name: str, field: str, model_of: ModelOf, tmp_path: Path) -> None:
     model, texts, path = model_of("single"), ["a fine film", "what a bore"], tmp_path / name
     options: dict[str, Any] = {"logits": field == "logits", "explain": field == "explanation"}
-    predict(model, texts, output=path, **options)
+    predict_file(model, texts, path, **options)
     expected = [prediction.to_json()[field] for prediction in model.predict(texts, **options)]
     if name.endswith("jsonl"):
         values = [json.loads(line)[field] for line in path.read_text("utf-8").splitlines()]
@@ -138,14 +139,14 @@ def test_entities_are_written_with_their_explanations(
     expected = [prediction.to_json()["entities"] for prediction in model.predict(rows, explain=True)]
     assert all(entity["explanation"]["words"] for entities in expected for entity in entities)
     for name in ("out.jsonl", "out.csv", "out.parquet"):
-        predict(model, rows, output=tmp_path / name, explain=True)
+        predict_file(model, rows, tmp_path / name, explain=True)
     lines = (tmp_path / "out.jsonl").read_text("utf-8").splitlines()
     cells = csv.DictReader(io.StringIO((tmp_path / "out.csv").read_text("utf-8")))
     assert [json.loads(line)["entities"] for line in lines] == expected
     assert [json.loads(row["entities"]) for row in cells] == expected
     assert parquet.read_table(tmp_path / "out.parquet")["entities"].to_pylist() == expected
     with pytest.raises(UsageError, match=r"\.conll has no place for explanations"):
-        predict(model, rows, output=tmp_path / "out.conll", explain=True)
+        predict_file(model, rows, tmp_path / "out.conll", explain=True)
     model.save_pretrained(folder)
     text = " ".join(rows[0]["words"])
     assert CliRunner().invoke(app, ["predict", str(folder), "--text", text, "--explain"]).exit_code == 0
@@ -157,7 +158,7 @@ def test_entities_are_written_with_their_explanations(
 def test_a_format_without_a_place_for_logits_is_refused(model_of: ModelOf, tmp_path: Path) -> None:
     rows = unlabelled(EXAMPLES["token"])
     with pytest.raises(UsageError, match=r"\.conll has no place for logits"):
-        predict(model_of("token"), rows, output=tmp_path / "out.conll", logits=True)
+        predict_file(model_of("token"), rows, tmp_path / "out.conll", logits=True)
 
 
 @pytest.mark.parametrize("case", UNEXPLAINED)
@@ -165,12 +166,12 @@ def test_tasks_without_explanations_say_so(case: str, model_of: ModelOf, tmp_pat
     model, rows = model_of(case), unlabelled(EXAMPLES[case])[:2]
     for output in (None, tmp_path / "out.jsonl"):
         with pytest.raises(UsageError, match=re.escape(model.task.output.no_explanations_reason)):
-            predict(model, rows, output=output, explain=True)
+            predict_file(model, rows, output, explain=True)
 
 
 def test_explanations_need_a_place_and_gradients(model_of: ModelOf, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"\.json has no place for explanations"):
-        predict(model_of("span"), unlabelled(EXAMPLES["span"]), output=tmp_path / "out.json", explain=True)
+        predict_file(model_of("span"), unlabelled(EXAMPLES["span"]), tmp_path / "out.json", explain=True)
     with pytest.raises(UsageError, match=r"explanations are computed in float32\. Remove dtype = 'int8'"):
         predict(model_of("single"), ["a"], explain=True, dtype="int8")
 
@@ -180,7 +181,7 @@ def piped(model: TaskModel, content: str, tmp_path: Path, **options: Any) -> lis
     source = tmp_path / "pipe"
     source.write_text(content, "utf-8", newline="")
     out = io.BytesIO()
-    run = PredictionRun(model, OutputDestination(out, "-", WriteOptions(), None), WriteOptions())
+    run = PredictionRun(Predictor(model), OutputDestination(out, "-", WriteOptions(), None), WriteOptions())
     with source.open("rb") as file:
         run.predict_stream(file, ReadOptions(**options))
     return [json.loads(line) for line in out.getvalue().decode().splitlines()]
@@ -293,8 +294,8 @@ def test_tags_are_written_as_universal_dependencies(model_of: ModelOf, tmp_path:
     """What is written is read again as the words and their tags."""
     model, output = model_of("token"), tmp_path / "rows.conllu"
     rows = [{"words": ["Ada", "met", "Bob"]}, {"words": ["a b", ""]}]
-    predict(model, rows, output=output)
-    table = read_table(output, columns=model.task.columns)
+    predict_file(model, rows, output)
+    table = read(output, model.task.columns)
     assert [row["words"] for row in table] == [["Ada", "met", "Bob"], ["a_b", "_"]]
     assert [row["tags"] for row in table] == [list(prediction.tags) for prediction in model.predict(rows)]
 
@@ -309,7 +310,7 @@ def test_comments_of_universal_dependencies_are_kept(model_of: ModelOf, tmp_path
     ]
     (tmp_path / "rows.conllu").write_text("".join(sentences), "utf-8")
     model = model_of("token")
-    predict(model, tmp_path / "rows.conllu", output=tmp_path / "predicted.conllu")
+    predict_file(model, tmp_path / "rows.conllu", tmp_path / "predicted.conllu")
     written = (tmp_path / "predicted.conllu").read_text("utf-8")
     tags = [prediction.tags for prediction in model.predict([{"words": texts} for texts in words])]
     expected = ""
@@ -318,14 +319,14 @@ def test_comments_of_universal_dependencies_are_kept(model_of: ModelOf, tmp_path
         lines = [f"{number}\t{text}\t_\t{tag}" + "\t_" * 6 + "\n" for number, (text, tag) in numbered]
         expected += above + "".join(lines) + "\n"
     assert written == expected
-    predict(model, tmp_path / "rows.conllu", output=tmp_path / "predicted.jsonl")
+    predict_file(model, tmp_path / "rows.conllu", tmp_path / "predicted.jsonl")
     rows = [json.loads(line) for line in (tmp_path / "predicted.jsonl").read_text("utf-8").splitlines()]
     assert [row.get("comments", []) for row in rows] == [text.splitlines() for text in head]
 
 
 @pytest.mark.parametrize("comments", [3, "# text", ["text", 3, "# a\n1\tb"], None])
 def test_other_columns_of_this_name_are_no_comments(comments: object, model_of: ModelOf, tmp_path: Path) -> None:
-    predict(model_of("token"), [{"words": ["Ada"], "comments": comments}], output=tmp_path / "rows.conllu")
+    predict_file(model_of("token"), [{"words": ["Ada"], "comments": comments}], tmp_path / "rows.conllu")
     assert (tmp_path / "rows.conllu").read_text("utf-8").startswith("1\tAda\t_\t")
 
 
@@ -340,7 +341,7 @@ def test_progress_is_shown_on_a_terminal_unless_quiet(
 ) -> None:
     shown = _Terminal() if terminal else io.StringIO()
     monkeypatch.setattr(sys, "stderr", shown)
-    monkeypatch.setattr(encoder_with_heads, "CHUNK_ROWS", 2)
+    monkeypatch.setattr("bert_tasks.model.prediction.BATCH_ROWS", 2)
     with progress.rows_progress(quiet=quiet) as show:
         predict_file(model_of("single"), ["a"] * 5, tmp_path / "out.csv", progress=show)
     text = shown.getvalue()

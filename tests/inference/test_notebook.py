@@ -11,7 +11,7 @@ import pandas
 import pytest
 from datasets import Dataset
 
-from bert_tasks import MultiTaskModel, TaskModel, fit, predict
+from bert_tasks import MultiTaskModel, TaskModel, WriteOptions, fit, predict, predict_file
 from bert_tasks.errors import UsageError
 from bert_tasks.outputs.explanation import Explanation, WordContribution
 from bert_tasks.outputs.notebook import Predictions
@@ -50,7 +50,7 @@ def test_predictions_are_a_list_and_a_table(model: TaskModel) -> None:
 def test_a_frame_has_what_a_file_has(model: TaskModel, tmp_path: Path) -> None:
     rows = make_rows(5)
     frame = predict(model, rows).to_frame()
-    predict(model, rows, output=tmp_path / "rows.jsonl", keep_columns="none")
+    predict_file(model, rows, tmp_path / "rows.jsonl", writing=WriteOptions(keep_columns="none"))
     written = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text("utf-8").splitlines()]
     assert isinstance(frame, pandas.DataFrame)
     assert frame.to_dict("records") == written

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from bert_tasks import ReadOptions, WriteOptions, predict_file
 from bert_tasks.errors import UsageError
-from bert_tasks.inference import predict
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import SpanExtraction
 
@@ -26,7 +26,7 @@ def data(tmp_path: Path) -> Path:
 def test_a_pipe_is_not_replaced_by_a_file(data: Path, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.jsonl")
     with pytest.raises(UsageError, match="is a device or a pipe"):
-        predict("no model", data, output=tmp_path / "pipe.jsonl")
+        predict_file("no model", data, tmp_path / "pipe.jsonl")
     assert (tmp_path / "pipe.jsonl").is_fifo()
 
 
@@ -34,8 +34,8 @@ def test_rejects_go_to_a_pipe(model: TaskModel, tmp_path: Path) -> None:
     (tmp_path / "bad.jsonl").write_text(LINE + "[1]\n")
     os.mkfifo(tmp_path / "pipe")
     reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
-    options: dict[str, Any] = {"on_error": "skip", "rejects": tmp_path / "pipe"}
-    assert predict(model, tmp_path / "bad.jsonl", output=tmp_path / "a.jsonl", **options) == 1
+    writing = WriteOptions(on_error="skip", rejects=str(tmp_path / "pipe"))
+    assert predict_file(model, tmp_path / "bad.jsonl", tmp_path / "a.jsonl", writing=writing).rows == 1
     assert json.loads(os.read(reader, 10_000))["line"] == 2
     os.close(reader)
     assert (tmp_path / "pipe").is_fifo()
@@ -45,7 +45,7 @@ def test_rejects_go_to_a_pipe(model: TaskModel, tmp_path: Path) -> None:
 def test_a_link_stays_and_its_file_is_written(name: str, model: TaskModel, data: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / name).symlink_to(tmp_path / "elsewhere" / name)
-    predict(model, data, output=tmp_path / name)
+    predict_file(model, data, tmp_path / name)
     assert (tmp_path / name).is_symlink()
     assert (tmp_path / "elsewhere" / name).stat().st_size > 0
 
@@ -55,17 +55,24 @@ def test_files_beside_the_output_are_not_the_input(base: Path, tmp_path: Path) -
     content = '{"question": "a", "context": "b c"}'
     (tmp_path / "x.nbest.json").write_text(content)
     with pytest.raises(UsageError, match=r"x\.nbest\.json is both nbest\.json of the output and input"):
-        predict(reader, tmp_path / "x.nbest.json", output=tmp_path / "x.json", format="jsonl")
+        predict_file(reader, tmp_path / "x.nbest.json", tmp_path / "x.json", reading=ReadOptions(format="jsonl"))
     assert (tmp_path / "x.nbest.json").read_text() == content
 
 
 def test_one_column_is_no_text(data: Path) -> None:
     """Or its letters would be looked for: "id" would keep the columns i and d."""
     with pytest.raises(UsageError, match="keep_columns is 'id', expected 'all', 'none' or a list of names"):
-        predict("no model", data, output=io.BytesIO(), keep_columns="id")
+        predict_file("no model", data, io.BytesIO(), writing=WriteOptions(keep_columns="id"))
 
 
-@pytest.mark.parametrize("options", [{"on_error": "skip"}, {"keep_columns": "none"}, {"output_format": "csv"}])
-def test_options_of_an_output_want_one(options: dict[str, Any], data: Path) -> None:
-    with pytest.raises(UsageError, match=r"are for an output\. Set output"):
-        predict("no model", data, **options)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"reading": {"delimiter": ";"}}, r"reading is .*, expected ReadOptions\(\.\.\.\)"),
+        ({"writing": {"keep_columns": "none"}}, r"writing is .*, expected WriteOptions\(\.\.\.\)"),
+        ({"writing": WriteOptions(keep_columns=None)}, "keep_columns is None, expected 'all', 'none' or a list"),  # type: ignore[arg-type]
+    ],
+)
+def test_options_of_another_type(options: dict[str, Any], message: str, data: Path) -> None:
+    with pytest.raises(UsageError, match=message):
+        predict_file("no model", data, io.BytesIO(), **options)

@@ -13,10 +13,8 @@ import pytest
 from pyarrow import parquet
 
 from bert_tasks.errors import ClosedPipeError, DataError, UsageError
-from bert_tasks.inference import output as output_module
-from bert_tasks.inference import predict, predict_file, prediction
-from bert_tasks.inference.output import MANIFEST, ROWS, WriteOptions, unfinished_folder
-from bert_tasks.model import encoder_with_heads
+from bert_tasks.inference import WriteOptions, predict, predict_file, sinks
+from bert_tasks.inference.sinks import MANIFEST, ROWS, unfinished_folder
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.storage import locked
 from bert_tasks.tasks import SequenceClassification, SpanExtraction, TokenClassification
@@ -28,7 +26,7 @@ TAGGER = TokenClassification.of(labels=("O", "B-x"), max_length=16, doc_stride=4
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoder_with_heads, "CHUNK_ROWS", 4)
+    monkeypatch.setattr("bert_tasks.model.prediction.BATCH_ROWS", 4)
 
 
 @pytest.fixture
@@ -52,7 +50,7 @@ def names(folder: Path) -> list[str]:
 class TestColumns:
     def test_the_inputs_columns_stand_before_the_prediction(self, model: TaskModel, data: Path, tmp_path: Path) -> None:
         bare = [answer.to_json() for answer in predict(model, data)]
-        assert predict(model, data, output=tmp_path / "a.jsonl") == 10
+        assert predict_file(model, data, tmp_path / "a.jsonl").rows == 10
         rows = read(tmp_path / "a.jsonl")
         assert list(rows[0]) == ["id", "text", "input.label", "note", "label", "score", "scores"]
         assert [row["id"] for row in rows] == [f"r{n}" for n in range(10)]
@@ -62,17 +60,17 @@ class TestColumns:
 
     @pytest.mark.parametrize(("keep", "kept"), [("none", []), (["note", "id"], ["id", "note"])])
     def test_columns_are_chosen(self, keep: Any, kept: list[str], model: TaskModel, data: Path, tmp_path: Path) -> None:
-        predict(model, data, output=tmp_path / "a.jsonl", keep_columns=keep)
+        predict_file(model, data, tmp_path / "a.jsonl", writing=WriteOptions(keep_columns=keep))
         assert list(read(tmp_path / "a.jsonl")[0]) == [*kept, "label", "score", "scores"]
 
     def test_a_column_that_is_not_there(self, model: TaskModel, data: Path, tmp_path: Path) -> None:
         with pytest.raises(DataError, match=r"new\.csv: no column 'ids' to keep, did you mean 'id'\?"):
-            predict(model, data, output=tmp_path / "a.jsonl", keep_columns=["ids"])
+            predict_file(model, data, tmp_path / "a.jsonl", writing=WriteOptions(keep_columns=["ids"]))
         assert names(tmp_path) == ["new.csv"]
 
     def test_names_never_clash(self, model: TaskModel, tmp_path: Path) -> None:
         source_row = {"text": "a", "score": 1, "scores.calm": 2, "input.score": 3, "logits": 4, "line": 5, "labels": 6}
-        predict(model, [source_row], output=tmp_path / "a.jsonl")
+        predict_file(model, [source_row], tmp_path / "a.jsonl")
         (row,) = read(tmp_path / "a.jsonl")
         renamed = {"input.score": 1, "input.scores.calm": 2, "input.input.score": 3, "input.logits": 4}
         assert {name: row[name] for name in renamed} == renamed
@@ -81,23 +79,23 @@ class TestColumns:
     def test_what_json_cannot_say_is_made_plain(self, model: TaskModel, tmp_path: Path) -> None:
         source = tmp_path / "odd.jsonl"
         source.write_text('{"text": "a", "x": NaN, "y": "\\ud800z", "z": [Infinity]}\n')
-        predict(model, source, output=tmp_path / "a.jsonl")
+        predict_file(model, source, tmp_path / "a.jsonl")
         (row,) = read(tmp_path / "a.jsonl")
         assert (row["x"], row["y"], row["z"]) == (None, "\ufffdz", [None])
-        predict(model, [{"text": "a", "day": date(2026, 1, 2)}], output=tmp_path / "b.parquet")
-        predict(model, tmp_path / "b.parquet", output=tmp_path / "b.jsonl")
+        predict_file(model, [{"text": "a", "day": date(2026, 1, 2)}], tmp_path / "b.parquet")
+        predict_file(model, tmp_path / "b.parquet", tmp_path / "b.jsonl")
         assert read(tmp_path / "b.jsonl")[0]["day"] == "2026-01-02"
 
     def test_words_and_ids_stand_once(self, base: Path, tmp_path: Path) -> None:
         tagger = TaskModel.from_pretrained(base, task=TAGGER)
         (tmp_path / "s.conll").write_text("Ann B-x\nwalks O\n\nhome O\n")
-        predict(tagger, tmp_path / "s.conll", output=tmp_path / "a.jsonl")
+        predict_file(tagger, tmp_path / "s.conll", tmp_path / "a.jsonl")
         rows = read(tmp_path / "a.jsonl")
         assert list(rows[0]) == ["input.tags", "words", "tags", "scores", "entities"]
         assert (rows[0]["input.tags"], rows[0]["words"]) == (["B-x", "O"], ["Ann", "walks"])
-        predict(tagger, tmp_path / "s.conll", output=tmp_path / "b.jsonl", keep_columns=["1"])
+        predict_file(tagger, tmp_path / "s.conll", tmp_path / "b.jsonl", writing=WriteOptions(keep_columns=["1"]))
         assert read(tmp_path / "b.jsonl")[0]["1"] == ["B-x", "O"]
-        predict(tagger, tmp_path / "s.conll", output=tmp_path / "a.csv", keep_columns="none")
+        predict_file(tagger, tmp_path / "s.conll", tmp_path / "a.csv", writing=WriteOptions(keep_columns="none"))
         again = predict(tagger, tmp_path / "a.csv")  # what a tagger writes is what it reads
         assert [list(answer.to_json()["words"]) for answer in again] == [row["words"] for row in rows]
 
@@ -105,7 +103,7 @@ class TestColumns:
 class TestFormats:
     def test_the_same_rows_in_every_format(self, model: TaskModel, data: Path, tmp_path: Path) -> None:
         for form in ("jsonl", "csv", "tsv", "parquet"):
-            assert predict(model, data, output=tmp_path / f"a.{form}") == 10
+            assert predict_file(model, data, tmp_path / f"a.{form}").rows == 10
         rows = read(tmp_path / "a.jsonl")
         assert parquet.read_table(tmp_path / "a.parquet").to_pylist() == rows
         for form, delimiter in (("csv", ","), ("tsv", "\t")):
@@ -115,13 +113,13 @@ class TestFormats:
                 (row["id"], row["label"], row["scores"]["calm"]) for row in rows
             ]
             assert {row["note"] for row in cells} == {"'=x"}
-        predict(model, data, output=tmp_path / "raw.csv", csv_raw=True)
+        predict_file(model, data, tmp_path / "raw.csv", writing=WriteOptions(csv_raw=True))
         assert "'=x" not in (tmp_path / "raw.csv").read_text()
-        predict(model, tmp_path / "a.parquet", output=tmp_path / "b.jsonl", keep_columns=["id"])
+        predict_file(model, tmp_path / "a.parquet", tmp_path / "b.jsonl", writing=WriteOptions(keep_columns=["id"]))
         assert [row["score"] for row in read(tmp_path / "b.jsonl")] == [row["score"] for row in rows]
 
     def test_a_format_that_the_name_does_not_say(self, model: TaskModel, data: Path, tmp_path: Path) -> None:
-        predict(model, data, output=tmp_path / "answers.txt", output_format="csv")
+        predict_file(model, data, tmp_path / "answers.txt", writing=WriteOptions(format="csv"))
         assert (tmp_path / "answers.txt").read_text().startswith("id,text,input.label")
 
     def test_official_files_bear_the_outputs_name(self, base: Path, tmp_path: Path) -> None:
@@ -130,23 +128,23 @@ class TestFormats:
         )
         rows = [{"id": f"q{n}", "question": "Who walks?", "context": "Ann walks home."} for n in range(5)]
         (tmp_path / "nbest.json").write_text("mine")
-        assert predict(reader, rows, output=tmp_path / "x.json") == 5
+        assert predict_file(reader, rows, tmp_path / "x.json").rows == 5
         assert names(tmp_path) == ["nbest.json", "x.json", "x.nbest.json", "x.null_odds.json"]
         assert list(json.loads((tmp_path / "x.json").read_text())) == [row["id"] for row in rows]
         assert (tmp_path / "nbest.json").read_text() == "mine"
 
     def test_an_open_stream(self, model: TaskModel, data: Path, tmp_path: Path) -> None:
-        predict(model, data, output=tmp_path / "a.jsonl")
-        predict(model, data, output=tmp_path / "a.csv")
+        predict_file(model, data, tmp_path / "a.jsonl")
+        predict_file(model, data, tmp_path / "a.csv")
         for form in ("jsonl", "csv"):
             stream = io.BytesIO()
-            assert predict(model, data, output=stream, output_format=form) == 10
+            assert predict_file(model, data, stream, writing=WriteOptions(format=form)).rows == 10
             assert stream.getvalue() == (tmp_path / f"a.{form}").read_bytes()
 
     def test_a_column_that_comes_after_the_header_of_a_stream(self, model: TaskModel) -> None:
         rows = [{"text": "a"}] * 4 + [{"text": "b", "new": "1"}]
         with pytest.raises(UsageError, match="a row has the column 'new', which the header lacks"):
-            predict(model, rows, output=io.BytesIO(), output_format="csv")
+            predict_file(model, rows, io.BytesIO(), writing=WriteOptions(format="csv"))
 
     def test_a_stream_that_nobody_reads(self, model: TaskModel, data: Path) -> None:
         class Closed(io.BytesIO):
@@ -154,7 +152,7 @@ class TestFormats:
                 raise BrokenPipeError
 
         with pytest.raises(ClosedPipeError):
-            predict(model, data, output=Closed())
+            predict_file(model, data, Closed())
 
     def test_counts_of_a_stream_are_those_of_a_file_and_resumed_rows_are_not_counted_again(
         self, model: TaskModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -165,7 +163,7 @@ class TestFormats:
             assert (done.rows, done.truncated, done.rejected) == (9, 5, 0)
         assert done.lines() == ["5 of 9 (55.6%) rows are longer than max_length = 16 tokens and were cut"]
         with monkeypatch.context() as patch:
-            patch.setattr(prediction, "finalize_output", None)
+            patch.setattr(sinks.LineFile, "finish", None)
             with pytest.raises(TypeError):
                 predict_file(model, rows, tmp_path / "a.jsonl")
         done = predict_file(model, rows, tmp_path / "a.jsonl")
@@ -183,7 +181,7 @@ class TestSkipping:
 
     def test_bad_rows_fail_in_one_report(self, model: TaskModel, bad: Path, tmp_path: Path) -> None:
         with pytest.raises(DataError) as caught:
-            predict(model, bad, output=tmp_path / "a.jsonl")
+            predict_file(model, bad, tmp_path / "a.jsonl")
         assert "3 problems in the data" in str(caught.value)
         assert [f"bad.csv:{line}:" in str(caught.value) for line in (3, 6, 7)] == [True] * 3
         assert names(tmp_path) == ["bad.csv"]
@@ -209,7 +207,12 @@ class TestSkipping:
     def test_every_kind_of_bad_line(self, model: TaskModel, tmp_path: Path) -> None:
         source = tmp_path / "bad.jsonl"
         source.write_text('{"text": "a"}\n{"text": 5}\n{"text"\n[1]\n{"id": 1}\n\n{"text": "\\ud800"}\n{"text": "b"}\n')
-        assert predict(model, source, output=tmp_path / "a.csv", on_error="skip", rejects=tmp_path / "r") == 2
+        assert (
+            predict_file(
+                model, source, tmp_path / "a.csv", writing=WriteOptions(on_error="skip", rejects=tmp_path / "r")
+            ).rows
+            == 2
+        )
         rejects = read(tmp_path / "r")
         assert [row["line"] for row in rejects] == [2, 3, 4, 5, 7]
         assert [row["raw"] for row in rejects] == [{"text": 5}, '{"text"', "[1]", {"id": 1}, {"text": "\ud800"}]
@@ -220,10 +223,10 @@ class TestSkipping:
         tagger = TaskModel.from_pretrained(base, task=TAGGER)
         source = tmp_path / "bad.conll"
         source.write_text("Ann B-x\nwalks O\n\nto O\nhome\nnow O\n\nend O\n")
-        predict(tagger, source, output=tmp_path / "a.jsonl", on_error="skip")
+        predict_file(tagger, source, tmp_path / "a.jsonl", writing=WriteOptions(on_error="skip"))
         assert [row["words"] for row in read(tmp_path / "a.jsonl")] == [["Ann", "walks"], ["end"]]
         assert [row["raw"] for row in read(tmp_path / "a.jsonl.rejects.jsonl")] == ["to O\nhome\nnow O"]
-        assert predict(tagger, source, output=tmp_path / "a.conll", on_error="skip") == 2
+        assert predict_file(tagger, source, tmp_path / "a.conll", writing=WriteOptions(on_error="skip")).rows == 2
         assert (tmp_path / "a.conll").read_text().count("\n\n") == 2
 
     def test_what_a_format_cannot_hold_is_known_before_rows_are_predicted(
@@ -243,19 +246,19 @@ class TestSkipping:
         def never(*_: Any, **__: Any) -> None:
             raise AssertionError("a row is predicted")
 
-        monkeypatch.setattr("bert_tasks.model.task_model.TaskModel.predict_by_head", never)
+        monkeypatch.setattr("bert_tasks.inference.predictor.predict_batch", never)
         with pytest.raises(DataError, match="id 'a' appears 2 times"):
-            predict(reader, tmp_path / "same.jsonl", output=tmp_path / "answers.json")
+            predict_file(reader, tmp_path / "same.jsonl", tmp_path / "answers.json")
         assert names(tmp_path) == ["a.conll", "same.jsonl"]
 
     def test_nothing_is_wrong(self, model: TaskModel, data: Path, tmp_path: Path) -> None:
-        assert predict(model, data, output=tmp_path / "a.jsonl", on_error="skip") == 10
+        assert predict_file(model, data, tmp_path / "a.jsonl", writing=WriteOptions(on_error="skip")).rows == 10
         assert (tmp_path / "a.jsonl.rejects.jsonl").read_text() == ""
 
     def test_everything_is_wrong(self, model: TaskModel, tmp_path: Path) -> None:
         (tmp_path / "bad.jsonl").write_text("{\n[]\n")
         with pytest.raises(DataError, match="2 problems"):
-            predict(model, tmp_path / "bad.jsonl", output=tmp_path / "a.jsonl", on_error="skip")
+            predict_file(model, tmp_path / "bad.jsonl", tmp_path / "a.jsonl", writing=WriteOptions(on_error="skip"))
         assert names(tmp_path) == ["bad.jsonl"]
 
 
@@ -264,7 +267,7 @@ class TestGoingOn:
 
     @pytest.fixture
     def expected(self, model: TaskModel, data: Path, tmp_path: Path) -> bytes:
-        predict(model, data, output=tmp_path / "whole.jsonl")
+        predict_file(model, data, tmp_path / "whole.jsonl")
         content = (tmp_path / "whole.jsonl").read_bytes()
         (tmp_path / "whole.jsonl").unlink()
         return content
@@ -284,7 +287,7 @@ class TestGoingOn:
         with monkeypatch.context() as patch:
             patch.setattr(SequenceClassification, "features", breaks)
             with pytest.raises(KeyboardInterrupt):
-                predict(model, data, output=tmp_path / "a.jsonl")
+                predict_file(model, data, tmp_path / "a.jsonl")
         assert names(tmp_path) == ["a.jsonl.parts", "new.csv"]
         return unfinished_folder(tmp_path / "a.jsonl")
 
@@ -306,15 +309,15 @@ class TestGoingOn:
         good = [*range(4), 8, 10, 12, 13]
         source.write_text("".join(json.dumps({"text": f"a{n}"} if n in good else [n]) + "\n" for n in range(16)))
         whole = predict_file(model, source, tmp_path / "whole.jsonl", writing=options)
-        append = output_module.PartialOutput.append
+        append = sinks.LineFile.append
 
-        def stop(partial: output_module.PartialOutput, lines: bytes) -> None:
+        def stop(partial: sinks.LineFile, lines: bytes) -> None:
             append(partial, lines)
-            if partial.rows == 4:
+            if partial.completed == 4:
                 raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr(output_module.PartialOutput, "append", stop)
+            patch.setattr(sinks.LineFile, "append", stop)
             with pytest.raises(KeyboardInterrupt):
                 predict_file(model, source, tmp_path / "a.jsonl", writing=options)
         done = predict_file(model, source, tmp_path / "a.jsonl", writing=options)
@@ -357,13 +360,13 @@ class TestGoingOn:
 
     def test_files_of_others_stay(self, broken: Path, model: TaskModel, data: Path, tmp_path: Path) -> None:
         (broken / "notes.txt").write_text("mine")
-        predict(model, data, output=tmp_path / "a.jsonl")
+        predict_file(model, data, tmp_path / "a.jsonl")
         assert names(broken) == ["notes.txt"]
 
     def test_one_at_a_time(self, broken: Path, model: TaskModel, data: Path, tmp_path: Path) -> None:
         with locked(broken), pytest.raises(UsageError, match=r"a\.jsonl\.parts is in use by another run \(process"):
-            predict(model, data, output=tmp_path / "a.jsonl")
-        assert predict(model, data, output=tmp_path / "a.jsonl") == 10
+            predict_file(model, data, tmp_path / "a.jsonl")
+        assert predict_file(model, data, tmp_path / "a.jsonl").rows == 10
 
     def test_a_kill_while_the_table_is_made(
         self, model: TaskModel, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -372,37 +375,37 @@ class TestGoingOn:
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr(prediction, "finalize_output", killed)
+            patch.setattr(sinks.LineFile, "finish", killed)
             with pytest.raises(KeyboardInterrupt):
-                predict(model, data, output=tmp_path / "a.csv")
+                predict_file(model, data, tmp_path / "a.csv")
         assert not (tmp_path / "a.csv").exists()
         assert predict_file(model, data, tmp_path / "a.csv").resumed == 10
 
 
 class TestRefusals:
-    def refused(self, match: str, *arguments: Any, **options: Any) -> None:
+    def refused(self, match: str, data: Any, output: Any, **writing: Any) -> None:
         with pytest.raises(UsageError, match=match):
-            predict("no model", *arguments, **options)
+            predict_file("no model", data, output, writing=WriteOptions(**writing))
 
     def test_outputs(self, data: Path, tmp_path: Path) -> None:
-        self.refused("is both output and input", data, output=data)
+        self.refused("is both output and input", data, data)
         (tmp_path / "link.csv").symlink_to(data)
-        self.refused("is both output and input", data, output=tmp_path / "link.csv")
-        self.refused("no output format 'xlsx'", data, output=tmp_path / "a", output_format="xlsx")
-        self.refused("parquet cannot be written to a stream", data, output=io.BytesIO(), output_format="parquet")
-        self.refused("only written with on_error='skip'", data, output=tmp_path / "a.csv", rejects=tmp_path / "r")
-        self.refused("name a file for the skipped rows", data, output=io.BytesIO(), on_error="skip")
-        self.refused("'skip' is for files", [{"text": "a"}], output=tmp_path / "a.csv", on_error="skip")
-        self.refused("expected 'fail' or 'skip'", data, output=tmp_path / "a.csv", on_error="ignore")
+        self.refused("is both output and input", data, tmp_path / "link.csv")
+        self.refused("no output format 'xlsx'", data, tmp_path / "a", format="xlsx")
+        self.refused("parquet cannot be written to a stream", data, io.BytesIO(), format="parquet")
+        self.refused("only written with on_error='skip'", data, tmp_path / "a.csv", rejects=tmp_path / "r")
+        self.refused("name a file for the skipped rows", data, io.BytesIO(), on_error="skip")
+        self.refused("'skip' is for files", [{"text": "a"}], tmp_path / "a.csv", on_error="skip")
+        self.refused("expected 'fail' or 'skip'", data, tmp_path / "a.csv", on_error="ignore")
         skipping = {"on_error": "skip", "rejects": tmp_path / "a.csv"}
-        self.refused("is both output and rejects", data, output=tmp_path / "a.csv", **skipping)
+        self.refused("is both output and rejects", data, tmp_path / "a.csv", **skipping)
         assert names(tmp_path) == ["link.csv", "new.csv"]
 
     @pytest.mark.parametrize(("content", "told"), [("", "the file is empty"), ("text,id\n", "no rows")])
     def test_files_without_rows(self, content: str, told: str, model: TaskModel, tmp_path: Path) -> None:
         (tmp_path / "none.csv").write_text(content)
         with pytest.raises(DataError, match=told):
-            predict(model, tmp_path / "none.csv", output=tmp_path / "a.csv")
+            predict_file(model, tmp_path / "none.csv", tmp_path / "a.csv")
         assert names(tmp_path) == ["none.csv"]
 
 
@@ -411,6 +414,6 @@ def test_rows_that_read_their_neighbours_are_one_part(base: Path, tmp_path: Path
     task = TokenClassification.of(labels=("O", "B-x"), max_length=32, doc_stride=4, context_tokens=8)
     tagger = TaskModel.from_pretrained(base, task=task)
     rows: Sequence[dict[str, Any]] = [{"words": row["text"].split(), "document": "d"} for row in make_rows(11)]
-    predict(tagger, rows, output=tmp_path / "a.jsonl")
+    predict_file(tagger, rows, tmp_path / "a.jsonl")
     expected = [answer.to_json()["scores"] for answer in tagger.predict(rows)]
     assert [row["scores"] for row in read(tmp_path / "a.jsonl")] == expected

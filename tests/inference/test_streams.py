@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from bert_tasks.data.readers import ReadOptions
-from bert_tasks.inference import Predicted, WriteOptions, streams
-from bert_tasks.inference.output import OutputDestination
+from bert_tasks.data.options import ReadOptions
+from bert_tasks.inference import WriteOptions, Written, streams
 from bert_tasks.inference.prediction import PredictionRun
+from bert_tasks.inference.predictor import Predictor
+from bert_tasks.inference.writing import OutputDestination
 from bert_tasks.model.task_model import TaskModel
 
 ROWS = 60
@@ -30,9 +31,10 @@ class Counting(io.BytesIO):
         return len(lines)
 
 
-def stream(model: TaskModel, source: Path, out: io.BytesIO, **options: Any) -> Predicted:
-    writing = WriteOptions(**options)
-    run = PredictionRun(model, OutputDestination(out, "-", writing, None), writing)
+def stream(model: TaskModel, source: Path, out: io.BytesIO, *, explain: bool = False) -> Written:
+    writing = WriteOptions()
+    predictor = Predictor(model, explain=explain)
+    run = PredictionRun(predictor, OutputDestination(out, "-", writing, None), writing)
     with source.open("rb") as file:
         return run.predict_stream(file, ReadOptions(format="jsonl"))
 

@@ -113,7 +113,7 @@ def test_saved_loaded_and_trained_again(run: Path, tmp_path: Path) -> None:
     model = TaskModel.from_pretrained(run)
     assert model.columns == NAMES
     model.save_pretrained(tmp_path / "copy")
-    entry = saved_config(model.hf_config, model.task, model.columns, model.reading)["bert_tasks"]
+    entry = saved_config(model.hf_config, model.head_tasks, model.reading)["bert_tasks"]
     edit_config(tmp_path / "copy", bert_tasks={**entry, "reading": {"columns": NAMES, "delimiter": ";"}})
     assert TaskModel.from_pretrained(tmp_path / "copy").columns == NAMES
     edit_config(tmp_path / "copy", bert_tasks={**entry, "reading": {"columns": {"text": 3}}})

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bert_tasks.errors import DataError
-from bert_tasks.init.recipe import RecipeDraft, init_recipe
+from bert_tasks.init import RecipeDraft, init_recipe
 from bert_tasks.recipe.check import check
 from bert_tasks.recipe.schema import load_recipe
 
@@ -113,7 +113,7 @@ _OUTPUTS = {
 
 def reading(draft: RecipeDraft) -> str:
     """Returns the reading of a file in a line, such as ``class: text=review label=stars``. ? marks a tie."""
-    guess = draft.guess
+    guess = draft
     output = _OUTPUTS[guess.settings.get("problem_type", guess.task)]
     doubt = "?" if guess.alternatives else ""
     columns = " ".join(f"{task}={name}" for task, name in guess.columns.items())
@@ -160,6 +160,36 @@ READ: Mapping[str, tuple[Rows, str]] = {
         table(text=TEXTS, label=MOODS, is_reply=FLAG, is_verified=OTHER_FLAG),
         "class: text=text label=label",
     ),
+    "two named, one of them label": (
+        table(text=TEXTS, sentiment=MOODS, label=SOURCES),
+        "class: text=text label=label",
+    ),
+    "long names of sources": (
+        table(id=range(20), text=TEXTS, source=("The Daily Harbour News", "Letters to the editor"), label=MOODS),
+        "class: text=text label=label",
+    ),
+    "texts called links": (table(link=TEXTS, mood=MOODS), "class: text=link label=mood"),
+    "amounts from 0": (table(text=TEXTS, user_rating=(0, 4, 1, 3, 2)), "class?: text=text label=user_rating"),
+    "a label and all labels": (
+        table(text=TEXTS, label=MOODS, labels=tuple([m] for m in MOODS)),
+        "class: text=text label=label",
+    ),
+    # Labels beside columns that fit each other
+    "a name in the text and a label": (
+        table(headline=QUESTIONS, person=ASPECTS, text=PASSAGES, label=MOODS),
+        "span?: question=headline context=text answers=person",
+    ),
+    "tagged words and a class of the text": (
+        table(text=TEXTS, tokens=WORDS, pos=TAGS, sentiment=MOODS),
+        "tags?: words=tokens tags=pos",
+    ),
+    "tags beside a sentence": (
+        table(Sentence=TEXTS, Tag=tuple(str(tags) for tags in TAGS)),
+        "tags: words=Sentence tags=Tag",
+    ),
+    "empty lists": (table(text=TEXTS, label=MOODS, Comments=([],)), "class: text=text label=label"),
+    "a constant answer": (table(text=TEXTS, answer=("accept",), label=MOODS), "class: text=text label=label"),
+    "a label of one value": (table(text=TEXTS, label=("spam",), source=SOURCES), "class?: text=text label=source"),
     # Columns that are no label
     "date": (table(date=DATES, text=TEXTS, label=MOODS), "class: text=text label=label"),
     "days that repeat": (table(text=TEXTS, mood=MOODS, day=DATES[:4]), "class: text=text label=mood"),
@@ -177,7 +207,7 @@ READ: Mapping[str, tuple[Rows, str]] = {
     ),
     "stars beside a category": (
         table(review=TEXTS, stars=(5, 1, 4, 2, 3), product_category=SOURCES),
-        "class?: text=review label=product_category",
+        "class?: text=review label=stars",
     ),
     "time": (
         table(text=TEXTS, mood=MOODS, timestamp=(1717000000 + n // 2 for n in range(20))),
@@ -187,7 +217,7 @@ READ: Mapping[str, tuple[Rows, str]] = {
     "users": (table(text=TEXTS, mood=MOODS, user_id=(1001, 1002, 1003)), "class: text=text label=mood"),
     "users in words": (table(text=TEXTS, mood=MOODS, userId=("anna", "otto", "ida")), "class: text=text label=mood"),
     "urls": (table(text=TEXTS, mood=MOODS, link=URLS[:5]), "class: text=text label=mood"),
-    "id of the class": (table(text=TEXTS, label_id=(0, 1, 2, 1)), "class?: text=text label=label_id"),
+    "id of the class": (table(text=TEXTS, label_id=(0, 1, 2, 1)), "class: text=text label=label_id"),
     "folds": (table(text=TEXTS, mood=MOODS, fold=(0, 1, 2, 3, 4)), "class: text=text label=mood"),
     # Texts alone
     "text alone": (table(text=TEXTS), "corpus: text=text"),
@@ -221,7 +251,7 @@ READ: Mapping[str, tuple[Rows, str]] = {
     ),
     "flags and a source": (
         table(text=TEXTS, urgent=FLAG, source=SOURCES, spam=OTHER_FLAG),
-        "labels: text=text labels=urgent,spam",
+        "labels?: text=text labels=urgent,spam",
     ),
     "one-hot": (
         table(text=TEXTS, sport=(1, 0, 0), politics=(0, 1, 0), music=(0, 0, 1)),
@@ -263,13 +293,25 @@ READ: Mapping[str, tuple[Rows, str]] = {
         table(premise=TEXTS, hypothesis=OTHERS, label=("0.0", "1.0", "2.0", "1.0", "-1.0")),
         "class: text=premise text_pair=hypothesis label=label",
     ),
+    "NLI the other way round": (
+        table(hypothesis=OTHERS, premise=TEXTS, label=("neutral", "entailment", "contradiction")),
+        "class: text=premise text_pair=hypothesis label=label",
+    ),
     "duplicates": (
         table(id=range(20), qid1=range(20), qid2=range(20, 40), question1=TEXTS, question2=OTHERS, is_duplicate=FLAG),
         "class: text=question1 text_pair=question2 label=is_duplicate",
     ),
     "title and body": (
-        table(title=(f"About {title.lower()} in town" for title in TITLES), body=TEXTS, label=MOODS),
+        table(title=(f"About {other.lower()}" for other in OTHERS), body=TEXTS, label=MOODS),
         "class?: text=title text_pair=body label=label",
+    ),
+    "queries with several documents": (
+        table(query=("cold soup", "broken zip"), document=TEXTS, relevance=(2, 0, 1)),
+        "class: text=query text_pair=document label=relevance",
+    ),
+    "few second texts": (
+        table(text=TEXTS, text_pair=OTHERS[:4], label=MOODS),
+        "class: text=text text_pair=text_pair label=label",
     ),
     "two texts": (table(text=TEXTS, remark=OTHERS, label=MOODS), "class?: text=text text_pair=remark label=label"),
     # Questions, choices, tags
@@ -300,11 +342,19 @@ READ: Mapping[str, tuple[Rows, str]] = {
     ),
     "spans by position": (
         table(asked=QUESTIONS, review=PASSAGES, target=ASPECTS, copied=ANSWERS, begin=STARTS),
-        "span: question=asked context=review answers=copied",
+        "span?: question=asked context=review answers=target",
     ),
     "RACE": (
         table(article=PASSAGES, question=QUESTIONS, options=CHOICES, answer=("A", "C", "B")),
         "choice: context=article question=question choices=options label=answer",
+    ),
+    "letters": (
+        table(question=QUESTIONS, A=OTHERS, B=TITLES, C=TEXTS, answer=("A", "C", "B")),
+        "choice: context=question choices=A,B,C label=answer",
+    ),
+    "four texts": (
+        table(one=TEXTS, two=OTHERS, three=TEXTS[1:], four=OTHERS[1:], mood=MOODS),
+        "class?: text=one text_pair=three label=mood",
     ),
     "SWAG": (
         table(
@@ -326,7 +376,7 @@ READ: Mapping[str, tuple[Rows, str]] = {
         [*table(tokens=WORDS, ner_tags=TAGS), {"tokens": ["a", "b"], "ner_tags": ["O"]}],
         "tags: words=tokens tags=ner_tags",
     ),
-    "intent and slots": (table(tokens=WORDS, slots=TAGS, intent=SOURCES), "tags?: words=tokens tags=slots"),
+    "intent and slots": (table(tokens=WORDS, slots=TAGS, intent=SOURCES), "tags: words=tokens tags=slots"),
     # Splits
     "split": (table(text=TEXTS, label=MOODS, split=SPLITS), "class: text=text label=label split=split"),
     "set": (
@@ -384,11 +434,11 @@ def test_labels_of_the_rows_that_have_one(
 ) -> None:
     draft = init_recipe(write(READ[name][0], tmp_path), output=tmp_path / "recipe.toml", model=base)
     splits = check(load_recipe(draft.path)).splits
-    assert draft.guess.labels == labels
+    assert draft.labels == labels
     assert all(tuple(split.label_counts) == tuple(sorted(labels, key=_number_or_name)) for split in splits)
     assert sum(split.rows for split in splits) == rows
     assert draft.left_out == 20 - rows
-    assert any("says that a row has no label" in reason for reason in draft.guess.reasons) == ("NLI" in name)
+    assert any("says that a row has no label" in reason for reason in draft.reasons) == ("NLI" in name)
 
 
 def test_several_files_are_not_divided(tmp_path: Path, base: str) -> None:
@@ -396,7 +446,7 @@ def test_several_files_are_not_divided(tmp_path: Path, base: str) -> None:
     write(READ["split"][0], tmp_path).rename(tmp_path / "b.csv")
     draft = init_recipe(tmp_path / "*.csv", output=tmp_path / "recipe.toml", model=base)
     assert draft.spec.split_column is None
-    assert [note for note in draft.notes if "the column 'split' divides the rows" in note]
+    assert [note for note in draft.reasons if "the column 'split' divides the rows" in note]
 
 
 def _number_or_name(label: str) -> tuple[float, str]:
@@ -410,3 +460,27 @@ def test_refusal(name: str, tmp_path: Path, base: str) -> None:
         init_recipe(write(rows, tmp_path), output=tmp_path / "recipe.toml", model=base)
     for word in words:
         assert word in str(refused.value)
+
+
+def test_of_many_readings_the_first_are_shown(tmp_path: Path, base: str) -> None:
+    columns = {f"text {name}": TEXTS for name in "abcdef"}
+    rows = table(**columns, mood=MOODS, shop=SOURCES)
+    draft = init_recipe(write(rows, tmp_path), output=tmp_path / "recipe.toml", model=base)
+    assert len(draft.alternatives) == 9
+    assert draft.alternatives[-1].endswith(" more")
+
+
+def test_a_question_beside_the_context_of_choices_may_have_any_name(tmp_path: Path, base: str) -> None:
+    rows = table(story=PASSAGES, asked=QUESTIONS, options=CHOICES, answer=(0, 2, 1))
+    draft = init_recipe(write(rows, tmp_path), output=tmp_path / "recipe.toml", model=base, text=["story", "asked"])
+    assert reading(draft) == "choice: context=story question=asked choices=options label=answer"
+    check(load_recipe(draft.path))
+
+
+def test_a_task_that_fits_in_too_few_rows_is_an_alternative(tmp_path: Path, base: str) -> None:
+    """Answers that repeat may also be classes of pairs, so ``train FILE`` must not train these without a question."""
+    answers = [answer if number % 5 else "none of it" for number, answer in enumerate(ANSWERS[:7])]
+    rows = table(60, question=QUESTIONS, context=[f"{p} {n}" for n, p in enumerate(PASSAGES[:7] * 9)], answer=answers)
+    draft = init_recipe(write(rows, tmp_path), output=tmp_path / "recipe.toml", model=base)
+    assert draft.task == "pair-classification"
+    assert any("span-extraction" in other and "--task" in other for other in draft.alternatives)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bert_tasks import predict
+from bert_tasks import predict_file
 from bert_tasks.errors import CheckpointError
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import SequenceClassification, Task, TokenClassification
@@ -43,7 +43,7 @@ def test_every_edit_predicts_or_is_refused(folder: Path, tmp_path: Path) -> None
     codes: dict[str, int] = {}
     for name, content in field_edits(config):
         (changed / "config.json").write_text(json.dumps(content))
-        codes[name] = exit_code(lambda: predict(changed, ROWS, output=tmp_path / "out.jsonl"))
+        codes[name] = exit_code(lambda: predict_file(changed, ROWS, tmp_path / "out.jsonl"))
     assert {name: code for name, code in codes.items() if code not in (0, *REFUSED)} == {}
     assert {name for name, value in UNUSED.items() if codes[f"{name} = {value!r}"] != 0} == set()
 
@@ -58,7 +58,7 @@ def test_every_edit_of_a_tagger_predicts_or_is_refused(checkpoint: Path, tmp_pat
     config, rows = json.loads((changed / "config.json").read_text()), [{"words": ["the", "ferry"]}]
     for name, content in field_edits(config, values=(None, 0, 1, 1.5, "x", "\ud800", [], [None], {}, {"x": 1})):
         (changed / "config.json").write_text(json.dumps(content))
-        code = exit_code(lambda: predict(changed, rows, output=tmp_path / "out.jsonl"))
+        code = exit_code(lambda: predict_file(changed, rows, tmp_path / "out.jsonl"))
         assert code in (0, *REFUSED), name
 
 

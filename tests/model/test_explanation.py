@@ -28,6 +28,7 @@ from bert_tasks.data.conll import entities
 from bert_tasks.data.words import word_spans
 from bert_tasks.errors import NotFiniteScoresError, UsageError
 from bert_tasks.model import explanation
+from bert_tasks.model.prediction import predict_rows
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.outputs.explanation import Explanation, TextWords, TokenSpan, word_contributions
 from bert_tasks.tasks import (
@@ -523,7 +524,7 @@ def test_gradients_that_are_no_numbers_are_no_explanation(folder: Any, monkeypat
 def test_few_rows_are_read_before_the_first_explanation(folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(explanation, "MOST_STEPS", 16)
     rows = iter([{"text": "rain"}] * 100)
-    next(small_classifier(folder).predict_rows(rows, explain=True))
+    next(predict_rows(small_classifier(folder), rows, explain=True))
     assert len(list(rows)) == 100 - 32
 
 

@@ -20,7 +20,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from bert_tasks import TaskModel, batch_predictor, evaluate, fit, predict
+from bert_tasks import TaskModel, WriteOptions, batch_predictor, evaluate, fit, predict, predict_file
 from bert_tasks.cli.app import app
 from bert_tasks.errors import CheckpointError, DataError, UsageError
 from bert_tasks.export import export
@@ -178,7 +178,7 @@ def test_a_field_with_the_name_of_its_task_is_one_column(base: Path, tmp_path: P
     MultiTaskModel.from_pretrained(base, tasks=tasks).save_pretrained(tmp_path / "model")
     rows = [{"text": "fly to rome", "label": "travel", "label.scores.x": 1}]
     (tmp_path / "rows.jsonl").write_text(json.dumps(rows[0]))
-    predict(tmp_path / "model", tmp_path / "rows.jsonl", output=tmp_path / "out.jsonl")
+    predict_file(tmp_path / "model", tmp_path / "rows.jsonl", tmp_path / "out.jsonl")
     (line,) = lines_of(tmp_path / "out.jsonl")
     assert list(line) == [
         *("text", "input.label", "input.label.scores.x"),
@@ -221,8 +221,8 @@ def test_a_head_reads_the_words_that_all_heads_read(words_run: Path, tmp_path: P
         write.to_parquet(data) if form == "parquet" else write.to_json(data, orient="records", lines=True)
     whole, alone = evaluate(words_run, data), evaluate(words_run, data, task="intent")
     assert alone["accuracy"] == whole["intent.accuracy"]
-    predict(words_run, data, output=tmp_path / "all.jsonl", keep_columns="none")
-    predict(words_run, data, output=tmp_path / "intent.jsonl", task="intent", keep_columns="none")
+    predict_file(words_run, data, tmp_path / "all.jsonl", writing=WriteOptions(keep_columns="none"))
+    predict_file(words_run, data, tmp_path / "intent.jsonl", task="intent", writing=WriteOptions(keep_columns="none"))
     labels = [line["label"] for line in lines_of(tmp_path / "intent.jsonl")]
     assert labels == [line["intent.label"] for line in lines_of(tmp_path / "all.jsonl")]
     model = TaskModel.from_pretrained(words_run, task="intent")

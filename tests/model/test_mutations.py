@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from bert_tasks.encoder import attention, heads, positions
+from bert_tasks.encoder import attention, positions
 from bert_tasks.encoder.config import Activation
+from bert_tasks.encoder.heads import pooled
 from bert_tasks.encoder.layers import Layer, PreNormLayer
 from bert_tasks.encoder.linear import ACTIVATIONS
 from bert_tasks.encoder.packing import Layout, Packed, Selection
@@ -253,25 +254,25 @@ def outputs_reversed(model: TaskModel) -> None:
 
 
 def first_rows_by_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = heads.select_first_tokens
+    original = pooled.select_first_tokens
 
     def by_length(layout: Layout) -> Selection:
         return Selection(rows=layout.cu_seqlens[:-1].long()) if isinstance(layout, Packed) else original(layout)
 
-    monkeypatch.setattr(heads, "select_first_tokens", by_length)
+    monkeypatch.setattr(pooled, "select_first_tokens", by_length)
 
 
 def second_token_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = heads.select_first_tokens
-    monkeypatch.setattr(heads, "select_first_tokens", lambda layout: Selection(rows=original(layout).rows.roll(1)))
+    original = pooled.select_first_tokens
+    monkeypatch.setattr(pooled, "select_first_tokens", lambda layout: Selection(rows=original(layout).rows.roll(1)))
 
 
 def pooler_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forward(head: heads.SequenceHead, hidden: Tensor, layout: Layout, embeddings: Tensor) -> Tensor:
+    def forward(head: pooled.SequenceHead, hidden: Tensor, layout: Layout, embeddings: Tensor) -> Tensor:
         logits: Tensor = head.output(hidden)
         return logits
 
-    monkeypatch.setattr(heads.SequenceHead, "forward", forward)
+    monkeypatch.setattr(pooled.SequenceHead, "forward", forward)
 
 
 def columns_as_positions(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,12 +16,14 @@ from transformers import PreTrainedTokenizerBase
 from bert_tasks import environment
 from bert_tasks.data.columns import Row
 from bert_tasks.errors import UsageError
-from bert_tasks.inference import evaluate, predict
-from bert_tasks.inference.output import model_fingerprint
-from bert_tasks.model import encoder_with_heads, exported, precision
+from bert_tasks.export.graph import exported_graph, quantized_graph
+from bert_tasks.inference import evaluate, precision, predict
+from bert_tasks.inference.prediction import model_fingerprint
+from bert_tasks.model import exported
+from bert_tasks.model.encoder_with_heads import ForwardFn
 from bert_tasks.model.exported import ExportedModel, GraphModel
-from bert_tasks.model.graph import exported_graph, quantized_graph
 from bert_tasks.model.task_model import TaskModel
+from bert_tasks.model.windows import forward_windows, pack_features
 from bert_tasks.outputs.features import Feature
 from bert_tasks.tasks.sequence_classification import SequenceClassification
 from support.hf_models import FAMILIES, hf_config
@@ -87,6 +89,13 @@ def features_of(model: TaskModel) -> list[Feature]:
     return model.task.features(rows_of(model.task.name), model.tokenizer)
 
 
+def logits_of(model: TaskModel, features: list[Feature], run: ForwardFn) -> Tensor:
+    """The logits of one batch, computed by the model itself or in another way."""
+    with torch.inference_mode():
+        logits: Tensor = run(pack_features(model, features)).float()
+    return logits
+
+
 def difference(left: Sequence[Tensor], right: Sequence[Tensor]) -> float:
     """The largest one, NaN if there is one. Rows of -inf fill up a window's candidates."""
     pairs = [(a, b) for a, b in zip(left, right, strict=True) if a.numel()]
@@ -95,14 +104,14 @@ def difference(left: Sequence[Tensor], right: Sequence[Tensor]) -> float:
 
 def test_float32_graph_equals_torch(model: TaskModel, graph: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     features = features_of(model)
-    run = GraphModel.of(model, graph.SerializeToString()).packed_logits
-    ours, theirs = model.batch_logits(features)[1], model.batch_logits(features, forward_fn=run)[1]
+    run = GraphModel.of(model, graph.SerializeToString())
+    ours, theirs = logits_of(model, features, model), logits_of(model, features, run)
     assert ours.shape == theirs.shape
     assert (ours - theirs).abs().max() <= 1e-4
     monkeypatch.setattr(exported, "RECTANGLE_TOKENS", 50)
     for max_tokens in (1, 60):  # other sizes than the ones it was exported with, and other orders
-        narrow = model.forward_windows(features, max_tokens=max_tokens, forward_fn=run)
-        assert difference(narrow, model.forward_windows(features)) <= 1e-4
+        narrow = forward_windows(model, features, max_tokens=max_tokens, forward_fn=run)
+        assert difference(narrow, forward_windows(model, features)) <= 1e-4
 
 
 def test_two_batches_run_at_the_same_time(model: TaskModel, graph: Any, two_threads: None) -> None:
@@ -115,8 +124,8 @@ def test_two_batches_run_at_the_same_time(model: TaskModel, graph: Any, two_thre
 
     session: Any = SimpleNamespace(get_inputs=loaded.session.get_inputs, run=run)
     features = features_of(model)[:2]
-    logits = model.forward_windows(features, max_tokens=1, forward_fn=replace(loaded, session=session).packed_logits)
-    assert difference(logits, model.forward_windows(features)) <= 1e-4
+    logits = forward_windows(model, features, max_tokens=1, forward_fn=replace(loaded, session=session))
+    assert difference(logits, forward_windows(model, features)) <= 1e-4
 
 
 @pytest.mark.parametrize("weight_bits", [7, 8])
@@ -134,9 +143,8 @@ def test_int8_graph_is_close(model: TaskModel, graph: Any, weight_bits: Literal[
     assert len([name for name in outputs if name.endswith("_quotients")]) == len(quantized), (
         "those of the head are not scaled"
     )
-    run = GraphModel.of(model, content).packed_logits
-    _, exact = model.batch_logits(features)
-    _, rough = model.batch_logits(features, forward_fn=run)
+    run = GraphModel.of(model, content)
+    exact, rough = logits_of(model, features, model), logits_of(model, features, run)
     error = ((rough - exact).norm() / exact.norm()).item()
     capabilities = torch.cpu.get_capabilities()
     has_vnni = capabilities.get("avx512_vnni") or capabilities.get("avx_vnni")
@@ -192,8 +200,8 @@ def test_int8_of_every_family(
     torch.manual_seed(0)
     model = TaskModel(config, SequenceClassification.of(labels=LABELS, max_length=40), tokenizer=tokenizer).eval()
     features = features_of(model)
-    run = GraphModel.of(model, quantized_graph(exported_graph(model))).packed_logits
-    exact, rough = model.batch_logits(features)[1], model.batch_logits(features, forward_fn=run)[1]
+    run = GraphModel.of(model, quantized_graph(exported_graph(model)))
+    exact, rough = logits_of(model, features, model), logits_of(model, features, run)
     assert 1e-4 < float((rough - exact).norm() / exact.norm()) < 0.2
 
 
@@ -220,8 +228,7 @@ def test_weights_have_eight_bits_on_processors_with_vnni(
 def test_bfloat16_is_close_and_leaves_the_model_as_it_is(model: TaskModel) -> None:
     features, before = features_of(model), {name: value.clone() for name, value in model.state_dict().items()}
     run = precision.logits_of(model, "bf16")
-    _, exact = model.batch_logits(features)
-    _, rough = model.batch_logits(features, forward_fn=run)
+    exact, rough = logits_of(model, features, model), logits_of(model, features, run)
     error = ((rough - exact).norm() / exact.norm()).item()
     assert 1e-4 < error < 0.1
     assert rough.dtype == torch.float32
@@ -245,10 +252,10 @@ def test_predict_and_evaluate_run_the_graph(model: TaskModel, graph: Any, monkey
     """The quantiser is left out, so that what comes back must equal what torch gives."""
     monkeypatch.setattr(precision, "exported_graph", lambda _: graph)
     monkeypatch.setattr(precision, "quantized_graph", lambda onnx_model, weight_bits: onnx_model.SerializeToString())
-    monkeypatch.setattr(encoder_with_heads, "CHUNK_ROWS", 2)
+    monkeypatch.setattr("bert_tasks.model.prediction.BATCH_ROWS", 2)
     rows = rows_of(model.task.name)
     expected = model.predict(rows)
-    monkeypatch.setattr(TaskModel, "packed_logits", None)  # torch is not asked
+    monkeypatch.setattr(TaskModel, "forward", None)  # torch is not asked
     predictions = predict(model, rows, dtype="int8")
     for left, right in zip(predictions, expected, strict=True):
         assert _plain(left.to_json()) == pytest.approx(_plain(right.to_json()), abs=1e-4)

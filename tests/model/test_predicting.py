@@ -2,17 +2,19 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from bert_tasks.data.options import ReadOptions
 from bert_tasks.encoder.heads import CRFHead
 from bert_tasks.errors import CheckpointError, DataError, UsageError
-from bert_tasks.model import encoder_with_heads
-from bert_tasks.model.inputs import renamed
+from bert_tasks.model.inputs import load_table
+from bert_tasks.model.prediction import predict_rows
 from bert_tasks.model.task_model import TaskModel
+from bert_tasks.model.windows import batch_tokens, forward_windows, pack_features
 from bert_tasks.outputs.features import Feature
 from support.small_checkpoints import save_checkpoint
 from support.small_tokenizers import LINES
@@ -48,7 +50,7 @@ def test_rows_that_cannot_be_read(model: TaskModel, row: Any, message: str) -> N
 
 
 def test_rows_are_counted_over_chunks(model: TaskModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoder_with_heads, "CHUNK_ROWS", 2)
+    monkeypatch.setattr("bert_tasks.model.prediction.BATCH_ROWS", 2)
     with pytest.raises(DataError, match="row 5: missing text in column 'text'"):
         model.predict([{"text": "a"}] * 5 + [{"words": "a"}])
 
@@ -56,7 +58,7 @@ def test_rows_are_counted_over_chunks(model: TaskModel, monkeypatch: pytest.Monk
 def test_chunks_do_not_change_predictions(model: TaskModel, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [{"text": line} for line in LINES]
     whole = model.predict(rows)
-    monkeypatch.setattr(encoder_with_heads, "CHUNK_ROWS", 3)
+    monkeypatch.setattr("bert_tasks.model.prediction.BATCH_ROWS", 3)
     parts = model.predict(rows)
     assert [prediction.to_json()["label"] for prediction in parts] == [
         prediction.to_json()["label"] for prediction in whole
@@ -67,7 +69,7 @@ def test_chunks_do_not_change_predictions(model: TaskModel, monkeypatch: pytest.
 
 def test_rows_stream(model: TaskModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """An endless source is read one chunk at a time."""
-    monkeypatch.setattr(encoder_with_heads, "CHUNK_ROWS", 4)
+    monkeypatch.setattr("bert_tasks.model.prediction.BATCH_ROWS", 4)
     taken = 0
 
     def rows() -> Iterator[dict[str, str]]:
@@ -76,7 +78,7 @@ def test_rows_stream(model: TaskModel, monkeypatch: pytest.MonkeyPatch) -> None:
             taken += 1
             yield {"text": f"line {taken}"}
 
-    stream = model.predict_rows(rows())
+    stream = predict_rows(model, rows())
     for number in range(1, 10):
         next(stream)
         assert taken == -(-number // 4) * 4
@@ -95,7 +97,7 @@ def test_mode_is_left_as_it_was(model: TaskModel, training: bool) -> None:
         assert model.predict([{"text": "the ferry leaves"}]) == quiet  # without dropout
         assert {module.training for module in model.modules()} == {training}
         with pytest.raises(IndexError):
-            model.forward_windows([Feature(row=0, input_ids=[10**6], token_type_ids=[0])])
+            forward_windows(model, [Feature(row=0, input_ids=[10**6], token_type_ids=[0])])
         assert {module.training for module in model.modules()} == {training}
     finally:
         model.eval()
@@ -103,22 +105,22 @@ def test_mode_is_left_as_it_was(model: TaskModel, training: bool) -> None:
 
 def test_logits_come_in_feature_order_without_a_graph(model: TaskModel) -> None:
     features = model.task.features([{"text": line} for line in LINES], model.tokenizer)
-    logits = model.forward_windows(features, max_tokens=100)
+    logits = forward_windows(model, features, max_tokens=100)
     assert len(logits) == len(features)
-    batch, _ = model.batch_logits(features)
+    batch = pack_features(model, features)
     assert batch.layout.regroup is None, "on a CPU no rows are copied for attention"
     for index in (0, 7, 19):
-        (alone,) = model.forward_windows([features[index]])
+        (alone,) = forward_windows(model, [features[index]])
         assert torch.allclose(alone, logits[index], atol=1e-6)
         assert not alone.requires_grad
 
 
 def test_logits_do_not_depend_on_the_threads(model: TaskModel) -> None:
     features = model.task.features([{"text": line} for line in LINES], model.require_tokenizer())
-    alone = model.forward_windows(features, max_tokens=30)
+    alone = forward_windows(model, features, max_tokens=30)
     torch.set_num_threads(2)
     try:
-        together = model.forward_windows(features, max_tokens=30)
+        together = forward_windows(model, features, max_tokens=30)
     finally:
         torch.set_num_threads(1)
     torch.testing.assert_close(together, alone)
@@ -133,7 +135,7 @@ def test_a_model_without_tokenizer(model: TaskModel) -> None:
 
 def test_scores_that_are_no_numbers_are_no_answer(model: TaskModel) -> None:
     with pytest.raises(CheckpointError, match="scores are not finite"):
-        list(model.predict_rows([{"text": "a"}], forward_fn=lambda batch: model.packed_logits(batch) * float("nan")))
+        list(predict_rows(model, [{"text": "a"}], forward_fn=lambda batch: model(batch) * float("nan")))
 
 
 @pytest.mark.parametrize("labels", [2, 100, 1000, 10_000])
@@ -142,39 +144,46 @@ def test_the_logits_of_a_batch_of_a_crf_take_at_most_128_mib(model: TaskModel, l
     tagger: TaskModel = object.__new__(TaskModel)
     tagger.__dict__.update({**model.__dict__, "_modules": dict(model._modules)})
     tagger.head = CRFHead(model.config, labels, dropout=0.0)
-    numbers = tagger.batch_tokens * tagger.head.transitions.numel()
-    assert tagger.batch_tokens == 1 or numbers * 4 <= 128 * 2**20
-    assert tagger.batch_tokens == model.batch_tokens or numbers * 4 > 64 * 2**20
+    numbers = batch_tokens(tagger) * tagger.head.transitions.numel()
+    assert batch_tokens(tagger) == 1 or numbers * 4 <= 128 * 2**20
+    assert batch_tokens(tagger) == batch_tokens(model) or numbers * 4 > 64 * 2**20
 
 
 REVIEWS = [{"review": "fine", "text": "4 of 5", "stars": "a"}]
 
 
 @pytest.mark.parametrize(
-    ("columns", "read_labels", "expected"),
+    ("columns", "labels", "expected"),
     [
-        (None, True, {"review": "fine", "text": "4 of 5", "stars": "a"}),
-        ({"text": "review"}, True, {"review": "fine", "text": "fine", "stars": "a"}),
-        ({"text": "review", "label": "stars"}, True, {"review": "fine", "text": "fine", "stars": "a", "label": "a"}),
-        ({"text": "review", "label": "mood"}, False, {"review": "fine", "text": "fine", "stars": "a"}),
+        (None, "optional", {"text": "4 of 5", "line": 1}),
+        ({"text": "review"}, "optional", {"text": "fine", "line": 1}),
+        ({"text": "review", "label": "stars"}, "required", {"text": "fine", "label": "a", "line": 1}),
+        ({"text": "review", "label": "mood"}, "unread", {"text": "fine", "line": 1}),
     ],
 )
 def test_rows_in_memory_have_the_columns_that_are_stated(
-    model: TaskModel, columns: dict[str, str] | None, read_labels: bool, expected: dict[str, str]
+    model: TaskModel,
+    columns: dict[str, str] | None,
+    labels: Literal["required", "optional", "unread"],
+    expected: dict[str, Any],
 ) -> None:
-    assert renamed(REVIEWS, model.row_columns, columns, read_labels=read_labels) == [expected]
+    table = load_table(REVIEWS, model.row_columns, reading=ReadOptions(columns=columns), labels=labels)
+    assert list(table) == [expected]
 
 
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"text": "revew"}, "rows: no column 'revew', did you mean 'review'.*'review', 'text', 'stars'"),
-        ({"label": "mood"}, "rows: no column 'mood'. The columns are 'review', 'text', 'stars'"),
-        ({"txt": "review"}, "rows: .*'txt'.*'text'"),
+        (
+            {"text": "revew", "label": "stars"},
+            r"^rows: no column 'revew', did you mean 'review'\?\n  the columns are: 'review', 'stars', 'text'\n",
+        ),
+        ({"label": "mood"}, r"^rows: no column 'mood'\n  the columns are: 'review', 'stars', 'text'\n"),
+        ({"txt": "review"}, "not 'txt', did you mean 'text'?"),
     ],
 )
 def test_stated_columns_that_rows_in_memory_do_not_have(
     model: TaskModel, columns: dict[str, str], message: str
 ) -> None:
     with pytest.raises(DataError, match=message):
-        renamed(REVIEWS, model.row_columns, columns)
+        load_table(REVIEWS, model.row_columns, reading=ReadOptions(columns=columns))

@@ -21,6 +21,7 @@ from transformers import (
 from bert_tasks import fit
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.model.encoder import Encoder
+from bert_tasks.model.loading import restore
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import SequenceClassification
 from support.hf_models import AFTER_PADDING, EVERY_HEAD, FAMILIES, PREFIX, WITHOUT_TYPES, Head
@@ -444,6 +445,6 @@ def test_weights_are_saved_and_restored_without_copies(stock: Save, tmp_path: Pa
     for parameter in model.parameters():
         torch.nn.init.zeros_(parameter)
     with LargestTensor() as seen:
-        model.restore(tmp_path)
+        restore(model, tmp_path)
     assert seen.copied < model.encoder.embeddings.word.weight.numel() == max(map(torch.numel, model.parameters()))
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import AutoConfig, PreTrainedTokenizerBase
 
 from bert_tasks.errors import CheckpointError
+from bert_tasks.model.loading import restore
 from bert_tasks.model.pretrained import CheckpointFolder, stated_task
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import SequenceClassification
@@ -217,5 +218,5 @@ def test_restore_takes_the_weights_back(folder: Path, tmp_path: Path) -> None:
             for parameter in model.parameters():
                 parameter.mul_(0.5)
         assert not torch.equal(logits_of(model), before)
-        model.restore(tmp_path / pooling)
+        restore(model, tmp_path / pooling)
         assert torch.equal(logits_of(model), before)

@@ -11,9 +11,10 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerBase, pipeline
 
-from bert_tasks import TaskModel, evaluate, fit, predict
+from bert_tasks import TaskModel, evaluate, fit, predict, predict_file
 from bert_tasks.errors import BertTasksError, CheckpointError, UsageError
 from bert_tasks.export import export
+from bert_tasks.model.prediction import batch_rows
 from bert_tasks.outputs.classes import ClassPrediction
 from bert_tasks.tasks import PairClassification, SequenceClassification
 from bert_tasks.tasks.base import Task
@@ -107,12 +108,12 @@ def test_a_folder_of_ours_opens_in_the_pipeline(
 def test_files_and_columns_are_read_as_by_other_models(model: TaskModel, tmp_path: Path) -> None:
     many = [f"{text} {number}" for number, text in enumerate(LINES * 60)]  # more than a chunk
     zero_shot = model.zero_shot(LABELS, hypothesis=HYPOTHESIS)
-    assert zero_shot.chunk_rows(explain=False) == 1024 // len(LABELS)
+    assert batch_rows(zero_shot, explain=False) == 1024 // len(LABELS)
     expected = zero_shot.predict(many)
     with (tmp_path / "rows.csv").open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows([("id", "text"), *enumerate(many)])
     for name in ("out.jsonl", "out.csv", "out.parquet"):
-        assert predict(zero_shot, tmp_path / "rows.csv", output=tmp_path / name) == len(many)
+        assert predict_file(zero_shot, tmp_path / "rows.csv", tmp_path / name).rows == len(many)
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [(row["id"], row["label"]) for row in rows] == [
         (str(i), prediction.label) for i, prediction in enumerate(expected)
@@ -189,7 +190,7 @@ def test_graphs_and_low_precision(model: TaskModel, tmp_path: Path) -> None:
 
 
 def predict_exported(folder: Path) -> Sequence[Any]:
-    from bert_tasks.data.readers import ReadOptions
+    from bert_tasks.data.options import ReadOptions
     from bert_tasks.model.inputs import load_trained
 
     loaded = load_trained(folder, task=None, settings=None, reading=ReadOptions(), revision=None)

@@ -31,13 +31,13 @@ for toy in (0, 4):
         fit(load_model(checkpoint), make_rows(16), output_dir=folder / "run", toy=toy, **options)
     except RecipeError as error:
         errors.append(str(error))
-before = read_run_metadata(folder / "run")["settings"]["optim.toy"]
+before = read_run_metadata(folder / "run").settings["optim.toy"]
 fit(load_model(checkpoint), make_rows(16), output_dir=folder / "run", toy=6, **{**options, "epochs": 2})
 print(json.dumps({
     "recipe": recipe.optim.toy,
     "errors": errors,
     "settings": before,
-    "changes": read_run_metadata(folder / "run")["changes"],
+    "changes": read_run_metadata(folder / "run").to_json()["changes"],
     "schema": recipe_schema()["$defs"]["OptimSection"]["properties"]["toy"],
 }))
 """

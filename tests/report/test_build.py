@@ -108,19 +108,20 @@ def test_rows_on_which_something_was_chosen_are_named(run_of, copy_of):
     caution = "on this data, so expect worse scores on new data. The intervals ignore this."
     assert f"The best of 2 checkpoints was chosen and thresholds were tuned {caution}" in page_of(labels)
     assert f"The best of 2 checkpoints was chosen {caution}" in page_of(classes)
-    first = [event for event in classes.events if event["event"] != "evaluation" or event["epoch"] == 1]
+    first = [event for event in classes.events if event.event != "evaluation" or event.epoch == 1]
     assert "expect worse" not in page_of(replace(classes, events=first))
 
 
 def test_only_the_first_validation_set_is_said_to_be_tuned_on(run_of):
     (run,) = gather([run_of("spans")])
-    about = {**run.metadata["metrics"], "sets": ["easy", "hard"], "best": "easy/f1"}
-    metadata = {**run.metadata, "metrics": about}
+    about = run.metadata.metrics.model_copy(update={"sets": ["easy", "hard"], "best": "easy/f1"})
+    metadata = run.metadata.model_copy(update={"metrics": about})
     metrics = {f"easy/{key}": value for key, value in run.metrics.items()}
     metrics |= {f"hard/{key}": value for key, value in run.metrics.items() if not key.startswith("untuned_")}
     (prediction_set,) = run.predicted
     sets = tuple(replace(prediction_set, name=name) for name in ("easy", "hard"))
-    html = page_of(replace(run, metadata=metadata, summary={**run.summary, "metrics": metrics}, predicted=sets))
+    summary = run.summary.model_copy(update={"metrics": metrics})
+    html = page_of(replace(run, metadata=metadata, summary=summary, predicted=sets))
     assert "It was chosen on these questions." in html.partition('id="results2"')[0]
     assert "It was chosen on the questions of easy." in html.partition('id="results2"')[2]
     assert html.count("expect worse") == 1

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from bert_tasks import TaskModel, evaluate
 from bert_tasks.cli.app import app
-from bert_tasks.data.readers import ReadOptions
+from bert_tasks.data.options import ReadOptions
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.report import make_report
 from bert_tasks.report.results import EMPTY

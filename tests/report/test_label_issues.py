@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from bert_tasks import load_recipe, train
 from bert_tasks.data.columns import FOLD_GROUP
-from bert_tasks.data.readers import read_table
-from bert_tasks.data.table import RowTable
+from bert_tasks.data.reading import read
+from bert_tasks.data.rows import Rows
 from bert_tasks.errors import UsageError
 from bert_tasks.experiments.folds import train_folds
 from bert_tasks.report import make_report
@@ -129,7 +129,7 @@ TEXTS = (
 COLUMNS = SequenceClassification.of(labels=("old", "new")).columns
 
 
-def corrected(table: RowTable, path: Path) -> list[tuple[str, str]]:
+def corrected(table: Rows, path: Path) -> list[tuple[str, str]]:
     """Writes a file of label issues with another label for every second row; the texts and labels that should be."""
     changed = [(row["text"], "new" if number % 2 else row["label"]) for number, row in enumerate(table)]
     numbers = {"probability": 0.1, "suggested_probability": 0.9}
@@ -157,10 +157,10 @@ def test_the_corrections_of_the_page_reach_their_rows(
             writer.writerow([text, "old", f"{number}"])
             file.write("\n" * (number % 3))
     monkeypatch.chdir(tmp_path)
-    expected = corrected(read_table(source, columns=COLUMNS), tmp_path / "runs" / "labels.csv")
+    expected = corrected(read(source, COLUMNS), tmp_path / "runs" / "labels.csv")
     assert [text for text, _ in expected] == list(TEXTS)
     exec(compile(block.text, "folds.md", "exec"), {})
-    after = read_table("runs/corrected.csv", columns=COLUMNS, passthrough="all")
+    after = read("runs/corrected.csv", COLUMNS, passthrough="all")
     assert [(row["text"], row["label"]) for row in after] == expected
     assert [file_cells(row)["id"] for row in after] == ["0", "1", "2", "3", "4", "5"]
 

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import pytest
 
+from bert_tasks.experiments.folds import FoldMetric, FoldRun, FoldsRecord
 from bert_tasks.outputs.classes import ClassPrediction
 from bert_tasks.outputs.tag_prediction import TokenPrediction
 from bert_tasks.report import make_report
@@ -80,7 +81,8 @@ def test_page_stays_small_whatever_the_run_recorded(run_of):
     per_class = {
         f"{score}_{number}{'x' * 500}": 0.5 for number in range(5000) for score in ("f1", "precision", "recall")
     }
-    summary = {**run.summary, "metrics": {"accuracy": 0.25, **per_class, "overall_accuracy": 0.75}}
+    metrics = {"accuracy": 0.25, **per_class, "overall_accuracy": 0.75}
+    summary = run.summary.model_copy(update={"metrics": metrics})
     page = run_page(replace(run, summary=summary), {})
     assert len(page.encode()) < 2_000_000
     assert all(f'<th scope="row">{name}</th>' in page for name in ("accuracy", "overall_accuracy"))
@@ -141,14 +143,14 @@ def test_a_page_shows_the_start_of_a_long_recipe(run_of):
 
 def test_counts_in_the_table_of_folds_are_whole_numbers():
     runs = [
-        {"metrics": {"support_a": 3.0, "f1_a": 1.0, "exact": 50.0}},
-        {"metrics": {"support_a": 4.0, "exact": 33.25}},
+        FoldRun.model_construct(metrics={"support_a": 3.0, "f1_a": 1.0, "exact": 50.0}),
+        FoldRun.model_construct(metrics={"support_a": 4.0, "exact": 33.25}),
     ]
-    spread = {"mean": 3.5, "std": 0.5}
     metrics = {
-        name: {"pooled": pooled, **spread} for name, pooled in (("support_a", 7.0), ("f1_a", 1.0), ("exact", 40.0))
+        name: FoldMetric(out_of_fold=value, mean=3.5, std=0.5)
+        for name, value in {"support_a": 7.0, "f1_a": 1.0, "exact": 40.0}.items()
     }
-    assert _fold_rows({"metrics": metrics, "runs": runs}) == [
+    assert _fold_rows(FoldsRecord.model_construct(metrics=metrics, runs=runs)) == [
         ("support_a", ["7", "3.5", "0.500", "3", "4"]),
         ("f1_a", ["1.000", "3.5", "0.500", "1.000", "\N{EN DASH}"]),
         ("exact", ["40.0", "3.5", "0.500", "50.0", "33.2"]),

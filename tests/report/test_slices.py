@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from bert_tasks import evaluate
 from bert_tasks.cli.app import app
-from bert_tasks.data.columns import PASSTHROUGH
+from bert_tasks.data.columns import RECORD
 from bert_tasks.errors import UsageError
 from bert_tasks.outputs.classes import ClassPrediction
 from bert_tasks.report import make_report
@@ -45,7 +45,7 @@ def test_validation_rows_are_scored_as_evaluate_scores_them(run_of, tmp_path):
 
 @given(st.lists(st.one_of(st.none(), st.text(max_size=3), st.integers(0, 60)), min_size=1, max_size=120))
 def test_every_row_is_in_one_group(values):
-    rows = [{PASSTHROUGH: json.dumps({"c": value}), "text": "x", "line": n} for n, value in enumerate(values)]
+    rows = [{RECORD: json.dumps({"c": value}), "text": "x", "line": n} for n, value in enumerate(values)]
     groups, others = group_rows("c", rows)
     assert sorted(index for indices in groups.values() for index in indices) == list(range(len(rows)))
     assert len(groups) <= MOST_VALUES
@@ -86,7 +86,7 @@ def test_rows_that_change_while_the_report_is_made_are_not_mixed(checkpoint, tmp
     case = KINDS["classes"]
     (run,) = gather([trained(tmp_path, checkpoint, case)])
     (again,) = with_file_columns(run).predicted
-    assert [json.loads(row[PASSTHROUGH])["text"] for row in again.rows] == [row["text"] for row in case.rows]
+    assert [json.loads(row[RECORD])["text"] for row in again.rows] == [row["text"] for row in case.rows]
     first, *others = case.rows
     for rows in ([{**first, "text": "another"}, *others], [first | {"label": case.rows[-2]["label"]}, *others], others):
         write_rows(tmp_path / "dev.jsonl", rows)

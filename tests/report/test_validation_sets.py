@@ -26,11 +26,12 @@ def with_sets(run, names, best="accuracy"):
     for number, name in enumerate(names):
         set_metrics = {"accuracy": number / 100, "f1": 0.5, "macro_f1": 0.5, "loss": 10.0 + number}
         metrics |= {metric_key(name, metric): value for metric, value in set_metrics.items()}
-    facts = {**run.metadata["metrics"], "sets": list(names), "best": metric_key(names[-1], best)}
-    events = [{**event, "metrics": metrics} if event["event"] == "evaluation" else event for event in run.events]
-    return replace(
-        run, metadata={**run.metadata, "metrics": facts}, events=events, summary={**run.summary, "metrics": metrics}
-    )
+    about = run.metadata.metrics.model_copy(update={"sets": list(names), "best": metric_key(names[-1], best)})
+    metadata = run.metadata.model_copy(update={"metrics": about})
+    events = [
+        event.model_copy(update={"metrics": metrics}) if event.event == "evaluation" else event for event in run.events
+    ]
+    return replace(run, metadata=metadata, events=events, summary=run.summary.model_copy(update={"metrics": metrics}))
 
 
 @settings(max_examples=25, deadline=None)

@@ -269,7 +269,7 @@ def test_scores_that_are_no_numbers_are_a_clean_error_for_their_row_only(model_o
     model = model_of("single")
 
     def poisoned(batch: PackedBatch) -> Tensor:
-        logits = model.packed_logits(batch)
+        logits = model(batch)
         long = logits.new_tensor([count > 8 for count in batch.layout.lengths]).bool()
         return logits.masked_fill(long[:, None], float("nan"))
 

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from bert_tasks.data.columns import Row
 from bert_tasks.encoder.packing import PackedBatch
-from bert_tasks.model import encoder_with_heads
+from bert_tasks.model import windows
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.outputs.prediction import Prediction
+from bert_tasks.serving import batching
 from bert_tasks.serving.batching import Batcher, QueueFullError
 from support.runs import PATIENCE
 from support.servers import SLOW, application
@@ -46,7 +47,7 @@ class Gauge:
         self.batches.append(len(batch.layout.lengths))
         self.entered.set()
         assert self.free.wait(PATIENCE)
-        return self.model.packed_logits(batch)
+        return self.model(batch)
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -105,7 +106,7 @@ def test_predictions_that_come_during_an_explanation_are_answered_first(
     model_of: ModelOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, entered, free = model_of("single"), threading.Event(), threading.Event()
-    predict_rows = TaskModel.predict_rows
+    predict_rows = batching.predict_rows
 
     def held(*arguments: Any, explain: bool = False, **options: Any) -> Any:
         if explain:
@@ -114,7 +115,7 @@ def test_predictions_that_come_during_an_explanation_are_answered_first(
         return predict_rows(*arguments, explain=explain, **options)
 
     expected = model.predict([ROW], explain=True)[0]
-    monkeypatch.setattr(TaskModel, "predict_rows", held)
+    monkeypatch.setattr(batching, "predict_rows", held)
 
     async def ask() -> Any:
         async with batcher(Gauge(model), max_queue=2) as opened:
@@ -143,7 +144,7 @@ async def test_a_server_stops_during_an_explanation(model_of: ModelOf, monkeypat
         began.set()
         assert free.wait(PATIENCE)
 
-    monkeypatch.setattr(TaskModel, "predict_rows", held)
+    monkeypatch.setattr(batching, "predict_rows", held)
     async with batcher(Gauge(model_of("single"))) as opened:
         asked = asyncio.create_task(opened.answer([ROW], explain=True))
         await until(began.is_set)
@@ -201,7 +202,7 @@ async def test_what_was_collected_runs_in_batches_of_as_many_tokens(
     model_of: ModelOf, monkeypatch: pytest.MonkeyPatch, tokens: int | None, batches: list[int]
 ) -> None:
     """A request's own rows run together, whatever the number."""
-    monkeypatch.setattr(encoder_with_heads, "CPU_BATCH_TOKENS", 12)
+    monkeypatch.setattr(windows, "CPU_BATCH_TOKENS", 12)
     gauge = Gauge(model_of("single"))
     async with batcher(gauge, batch_tokens=tokens, max_wait=0) as opened:
         assert len(await opened.answer([ROW] * 6)) == 6  # 6 tokens each
@@ -210,7 +211,7 @@ async def test_what_was_collected_runs_in_batches_of_as_many_tokens(
 
 @in_event_loop
 async def test_a_batch_that_nobody_waits_for_ends(model_of: ModelOf, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoder_with_heads, "CPU_BATCH_TOKENS", 12)
+    monkeypatch.setattr(windows, "CPU_BATCH_TOKENS", 12)
     gauge = Gauge(model_of("single"))
     async with batcher(gauge, batch_tokens=1, max_wait=0) as opened:
         with gauge.held():
@@ -242,7 +243,7 @@ def test_one_failing_request_does_not_fail_those_it_ran_with(model_of: ModelOf) 
     def run(batch: PackedBatch) -> Tensor:
         if max(batch.layout.lengths) > 12:
             raise RuntimeError("out of memory")
-        return model.packed_logits(batch)
+        return model(batch)
 
     async def ask() -> list[Any]:
         async with Batcher(model, run=run, max_wait=0.3, max_queue=9) as opened:

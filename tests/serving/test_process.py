@@ -229,7 +229,7 @@ def test_a_model_whose_scores_are_not_finite_is_not_served(
     folder_of: FolderOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def nan(model: TaskModel, dtype: str) -> ForwardFn:
-        return lambda batch: model.packed_logits(batch) * float("nan")
+        return lambda batch: model(batch) * float("nan")
 
     monkeypatch.setattr(server, "logits_of", nan)
     with pytest.raises(CheckpointError, match="scores are not finite"):

@@ -14,7 +14,7 @@ from accelerate.state import AcceleratorState
 from transformers import PreTrainedTokenizerBase
 
 from bert_tasks import TaskModel
-from bert_tasks.data.table import RowTable
+from bert_tasks.data.reading import read
 from bert_tasks.distributed import make_accelerator
 from bert_tasks.model.features import tokenized
 from bert_tasks.recipe.schema import OptimSection
@@ -58,7 +58,7 @@ def make_device_steps(
     options = {"max_steps": 30, "batch_size": 4, "learning_rate": 1e-4, "adam_epsilon": 1e-6, **optim}
     return OptimizerSteps(
         objective=Supervised(model) if objective is None else objective,
-        samples=tokenized(RowTable.from_rows(list(rows), columns=model.row_columns), model),
+        samples=tokenized(read(list(rows), model.row_columns, require_labels=False), model),
         optim=OptimSection(mixed_precision=precision, **options),
         seed=3,
         accelerator=make_accelerator(precision),

@@ -15,10 +15,11 @@ from unittest import mock
 import torch
 
 from bert_tasks import MultiTaskModel, TaskModel, evaluate, fit
-from bert_tasks.data.table import RowTable
+from bert_tasks.data.reading import read
 from bert_tasks.distributed import make_accelerator
 from bert_tasks.errors import BertTasksError
 from bert_tasks.inference import evaluate_samples
+from bert_tasks.inference import evaluation as evaluation_module
 from bert_tasks.model.features import tokenized
 from bert_tasks.recipe.schema import OptimSection, TeacherSection
 from bert_tasks.tasks import MaskedLanguageModeling, PairClassification, ReplacedTokens, SequenceClassification
@@ -180,8 +181,8 @@ def graded(count: int) -> list[Row]:
 def evaluation(checkpoint: Path, count: int, task: Task = TASK) -> dict[str, Any]:
     """Metrics of the public function and the predictions behind them, in batches so small that all have some."""
     model, rows = load_model(checkpoint, task), make_rows(count, seed=count)
-    table = RowTable.from_rows(rows, columns=task.columns)
-    with mock.patch.object(TaskModel, "batch_tokens", 40):
+    table = read(rows, task.columns, require_labels=False)
+    with mock.patch.object(evaluation_module, "batch_tokens", return_value=40):
         result = evaluate_samples(model, tokenized(table, model), table, make_accelerator())
         return {"metrics": evaluate(model, rows), "predictions": [p.to_json() for p in result.scores[""].predictions]}
 

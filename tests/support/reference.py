@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, Never, Union, get_args, get_origin, get_type_hints
 
 import typer
-from pydantic import BaseModel
+from pydantic import BaseModel, WithJsonSchema
 
 import bert_tasks
 import bert_tasks.errors as errors
@@ -24,7 +24,6 @@ from bert_tasks.cards.card import write_card
 from bert_tasks.cards.push import push
 from bert_tasks.cli.app import GROUPS, app
 from bert_tasks.data.columns import Column
-from bert_tasks.data.readers import ReadOptions
 from bert_tasks.data.splits import DataSpec
 from bert_tasks.encoder.heads import PerTokenHead, SequenceHead
 from bert_tasks.experiments.folds import train_folds
@@ -70,7 +69,7 @@ Written by `make docs` from the sections in schema.py, which describe them. Chan
 
 from typing import Literal
 
-from bert_tasks.data.readers import ReadingArguments
+from bert_tasks.data.options import ReadingArguments
 
 
 class FitArguments(ReadingArguments, total=False):
@@ -103,7 +102,6 @@ API: Mapping[str, tuple[Any, ...]] = {
     "bert_tasks": tuple(getattr(bert_tasks, name) for name in sorted(bert_tasks.__all__, key=str.lower)),
     "bert_tasks.cards.card": (write_card,),
     "bert_tasks.cards.push": (push,),
-    "bert_tasks.data.readers": (ReadOptions,),
     "bert_tasks.experiments.folds": (train_folds,),
     "bert_tasks.experiments.search": (search,),
     "bert_tasks.experiments.seeds": (train_seeds,),
@@ -246,6 +244,9 @@ def spelt(annotation: Any) -> str:
     if get_origin(annotation) in (Union, types.UnionType):
         return " or ".join(spelt(member) for member in get_args(annotation) if member is not type(None))
     if hasattr(annotation, "__metadata__"):
+        marks = [mark for mark in annotation.__metadata__ if isinstance(mark, WithJsonSchema)]
+        if any(mark.json_schema == {"type": "string"} for mark in marks):
+            return "text"
         return spelt(annotation.__origin__)
     if get_origin(annotation) is tuple:
         return f"list of {spelt(get_args(annotation)[0])}"

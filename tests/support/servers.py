@@ -60,7 +60,7 @@ async def application(
     gate = Gate(limits=limits, metrics=metrics, draining=lambda: bool(draining))
     app = TrustedHostMiddleware(gate, allowed_hosts=LOOPBACK)
     async with AsyncExitStack() as stack:
-        run = model.packed_logits if run is None else run
+        run = model if run is None else run
         batcher = Batcher(model, run=run, max_wait=max_wait, max_queue=limits.queue, observe=metrics.batch)
         await stack.enter_async_context(batcher)
         described = copy.copy(model)

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from bert_tasks import TaskModel, fit
 from bert_tasks.distributed import make_accelerator
 from bert_tasks.errors import StoppedError
+from bert_tasks.outputs.base import LossTerm
 from bert_tasks.training.state import FitResult
 from bert_tasks.training.step import OptimizerSteps, StepResult
 from support.runs import digests, events
@@ -62,12 +62,12 @@ def signalling(original: Callable[..., StepResult], last: int) -> Callable[..., 
     accelerator = make_accelerator()
 
     def update(
-        steps: OptimizerSteps, step: int, batch: Sequence[int], sums: Tensor, *, stop: bool = False
+        steps: OptimizerSteps, step: int, batch: Sequence[int], terms: Sequence[LossTerm], *, stop: bool = False
     ) -> StepResult:
         mine = step + 1 == last and accelerator.is_last_process
         if mine:
             os.kill(os.getpid(), signal.SIGTERM)
-        return original(steps, step, batch, sums, stop=stop or mine)
+        return original(steps, step, batch, terms, stop=stop or mine)
 
     return update
 

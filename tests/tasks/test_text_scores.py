@@ -12,6 +12,7 @@ from transformers import AutoModelForMaskedLM, BertForMaskedLM, PreTrainedTokeni
 
 from bert_tasks import TaskModel, evaluate
 from bert_tasks.errors import UsageError
+from bert_tasks.model import windows
 from bert_tasks.tasks import MaskedLanguageModeling
 from bert_tasks.tasks import masked_language_modeling as task_module
 from support.hf_models import hf_config, widen
@@ -91,7 +92,7 @@ def test_batches_bound_the_copies_that_exist_at_once(folder: Path, monkeypatch: 
     texts = [*TEXTS[:6], " ".join(TEXTS[6:9])] * 4
     expected = model.predict(texts)
     copy_count, run_copies, sizes = 0, 0, []
-    copies, run = task_module.scored_copies, model.batch_logits
+    copies, run = task_module.scored_copies, windows.pack_features
 
     def counted(*args: Any, **options: Any) -> Iterator[Any]:
         nonlocal copy_count
@@ -99,16 +100,16 @@ def test_batches_bound_the_copies_that_exist_at_once(folder: Path, monkeypatch: 
             copy_count += 1
             yield feature
 
-    def recorded(features: Any, **options: Any) -> Any:
+    def recorded(model: Any, features: Any) -> Any:
         nonlocal run_copies
         run_copies += len(features)
         assert copy_count <= run_copies + 4 * (50 // 6)  # copies are made for the next four batches at most
         sizes.append(sum(len(feature["input_ids"]) for feature in features))
-        return run(features, **options)
+        return run(model, features)
 
     monkeypatch.setattr(task_module, "scored_copies", counted)
-    monkeypatch.setattr(model, "batch_logits", recorded)
-    monkeypatch.setattr(TaskModel, "batch_tokens", 50)
+    monkeypatch.setattr(windows, "pack_features", recorded)
+    monkeypatch.setattr(windows, "batch_tokens", lambda model: 50)
     predictions = model.predict(texts)
     assert [prediction.tokens for prediction in predictions] == [prediction.tokens for prediction in expected]
     assert [prediction.score for prediction in predictions] == pytest.approx(

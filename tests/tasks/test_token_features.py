@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from bert_tasks.data.table import Truncation
+from bert_tasks.data.features import Truncation
 from bert_tasks.errors import DataError
 from bert_tasks.tasks.token_classification import TokenClassification
 from support.small_tokenizers import LINES

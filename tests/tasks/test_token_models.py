@@ -10,9 +10,11 @@ from bert_tasks.distributed import make_accelerator
 from bert_tasks.errors import UsageError
 from bert_tasks.model.inputs import load_table
 from bert_tasks.model.task_model import TaskModel
+from bert_tasks.model.windows import forward_windows
+from bert_tasks.recipe.schema import RunSection
 from bert_tasks.tasks.features import collate
 from bert_tasks.tasks.token_classification import TokenClassification
-from bert_tasks.training.evaluation import check_metric
+from bert_tasks.training.evaluation import check_metrics
 from support.small_tokenizers import LINES
 from support.taggers import LABELS, save_tagger, tagged
 
@@ -51,13 +53,13 @@ def test_context_changes_answers_and_batches_do_not(checkpoint: Path) -> None:
     assert [s for row in by_document for s in row] == pytest.approx([s for row in scores for s in row], abs=2e-6)
     assert model.tokenizer is not None
     features = task.features(rows, model.tokenizer)
-    wide, narrow = (model.forward_windows(features, max_tokens=limit) for limit in (10_000, 1))
+    wide, narrow = (forward_windows(model, features, max_tokens=limit) for limit in (10_000, 1))
     assert max(float((a - b).abs().max()) for a, b in zip(wide, narrow, strict=True)) < 1e-4
 
 
 def test_the_best_model_may_be_chosen_by_a_metric_that_the_first_row_does_not_have(model: TaskModel) -> None:
     table = load_table([{"words": [], "tags": []}, *tagged(LINES[:3])], model.row_columns)
     for metric in ("overall_f1", "PER_f1"):
-        check_metric(model, metric, {"": table}, make_accelerator())
+        check_metrics(model, RunSection(metric_for_best_model=metric), (), {"": table}, make_accelerator())
     with pytest.raises(UsageError, match=r"'PERS_f1', expected one of .*PER_f1"):
-        check_metric(model, "PERS_f1", {"": table}, make_accelerator())
+        check_metrics(model, RunSection(metric_for_best_model="PERS_f1"), (), {"": table}, make_accelerator())

@@ -44,7 +44,7 @@ def test_a_run_that_predicts_one_label_says_so_and_a_healthy_one_nothing(name, c
     assert (summary["collapse"], summary["notes"]) == (said, [note])
     options = {**OPTIONS, "epochs": 20, "eval_steps": 20}
     healthy = fit(load_model(checkpoint, EXAMPLES[name].task), rows, rows, output_dir=tmp_path / "healthy", **options)
-    assert (healthy.collapse, healthy.notes) == (None, ())
+    assert (healthy.collapse, healthy.notes) == (None, [])
 
 
 def test_the_validation_set_that_picks_the_best_model_decides(checkpoint, tmp_path):

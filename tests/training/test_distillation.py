@@ -67,9 +67,9 @@ def first_step(objective, rows, **options):
     sizes = {"batch_size": len(rows), "max_grad_norm": None, "micro_batch_tokens": 16384, "vocabulary_rows": "all"}
     steps = make_steps(objective.model, rows, objective=objective, **{**sizes, **options})
     _, batch = next(steps.batches())
-    sums = steps.backward(0, batch)
+    terms = steps.backward(0, batch)
     gradients = {name: parameter.grad for name, parameter in objective.named_parameters()}
-    loss = steps.update(0, batch, sums).values[0].item()
+    loss = steps.update(0, batch, terms).values[0].item()
     return loss, {name: gradient.to_dense().clone() for name, gradient in gradients.items() if gradient is not None}
 
 
@@ -357,7 +357,7 @@ def states_of(model, row):
     """Embeddings and layers of one row, unpadded."""
     (feature,) = model.task.features([row], model.tokenizer)
     batch = collate([feature], position_offset=model.config.position_offset)
-    return model.logits_and_states(batch)[1]
+    return model.forward_states(batch)[1]
 
 
 def plain_relations(student, teacher, row, heads):
@@ -422,7 +422,7 @@ def test_hidden_states_of_all_tokens_are_compared(wide_checkpoint, loss_type):
 def test_reading_all_states_changes_no_logit(wide_checkpoint):
     model = widened(load_model(wide_checkpoint), 0).double()
     batch = batch_of(model, make_rows(9))
-    logits, states = model.logits_and_states(batch)
+    logits, states = model.forward_states(batch)
     torch.testing.assert_close(logits, model(batch), rtol=0, atol=1e-12)
     assert [tuple(state.shape) for state in states] == [(len(batch.input_ids), 36)] * 3
 
@@ -507,7 +507,7 @@ def test_kept_logits_are_found_again_and_belong_to_one_teacher(wide_checkpoint, 
         objective.teacher.head.output.bias += 1
     objective.begin(features, device)
     torch.testing.assert_close(torch.tensor(objective._cached.values("logits")), torch.tensor(first) + 1)
-    monkeypatch.setattr(TaskModel, "batch_logits", None)
+    monkeypatch.setattr(TaskModel, "forward", None)
     objective.begin(features, device)
 
 

@@ -1,6 +1,7 @@
 """The output folder: whose files are replaced, whose are not, and JSON that is JSON."""
 
 import json
+import math
 
 import pytest
 
@@ -17,6 +18,7 @@ from bert_tasks.training.files import (
     signed,
     write_json,
 )
+from bert_tasks.training.records import EventRecord
 
 
 @pytest.fixture
@@ -25,7 +27,7 @@ def run_folder(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
     write_json(folder / "run.json", {"settings": {}})
-    append_event(folder, {"event": "step"})
+    append_event(folder, EventRecord(event="step", step=1))
     (folder / "model").mkdir()
     (folder / "model" / "config.json").write_text("{}", "utf-8")
     write_json(folder / "metrics.json", {"metrics": {}, "best_step": 3})
@@ -81,12 +83,24 @@ def test_damaged_files_are_named(tmp_path, read, name, content):
 
 
 def test_an_evaluation_that_will_be_made_again_is_cut(tmp_path):
-    append_event(tmp_path, {"event": "evaluation", "step": 3, "metrics": {"f1_a\u2028b": 0.5}})
-    append_event(tmp_path, {"event": "step", "step": 6})
-    append_event(tmp_path, {"event": "evaluation", "step": 6, "metrics": {}})
+    first = {"f1_a\u2028b": 0.5, "total": 7, "loss": math.nan}
+    append_event(tmp_path, EventRecord(event="evaluation", step=3, metrics=first))
+    append_event(tmp_path, EventRecord(event="step", step=6))
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    append_event(tmp_path, EventRecord(event="evaluation", step=6, metrics={}))
     cut_events(tmp_path, 6, evaluated_step=3)
-    lines = (tmp_path / "metrics.jsonl").read_text("utf-8").split("\n")
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+    lines = before.decode().split("\n")
     assert [json.loads(line)["event"] for line in lines if line] == ["evaluation", "step"]
+    assert json.loads(lines[0])["metrics"] == {"f1_a\u2028b": 0.5, "total": 7, "loss": None}
+
+
+def test_other_fields_of_records_are_kept(tmp_path):
+    """A record has its fields in the order of the model, and whole numbers stay whole."""
+    line = '{"event": "step", "step": 1, "loss": 2, "learning_rate": 1e-05, "grad_norm": null, "more": [1]}\n'
+    (tmp_path / "metrics.jsonl").write_text(line, "utf-8")
+    cut_events(tmp_path, 1, evaluated_step=0)
+    assert (tmp_path / "metrics.jsonl").read_text("utf-8") == line
 
 
 def test_links_are_removed_and_not_followed(run_folder, tmp_path):

@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from bert_tasks import MultiTaskModel, TaskModel, evaluate, fit, load_recipe, predict, train
-from bert_tasks.data.problems import RowErrors
+from bert_tasks.data.issues import RowIssues
 from bert_tasks.errors import DataError, RecipeError, UsageError
 from bert_tasks.model.features import tokenized
 from bert_tasks.recipe.check import check, prepare
@@ -428,7 +428,7 @@ def test_evaluation_says_what_rows_lack_for_each_task(folder: Path, caplog: pyte
 def test_all_wrong_rows_in_memory_are_named_or_skipped(folder: Path) -> None:
     shared = [{**row, **topic} for row, topic in zip(SLOTS, TOPICS, strict=True)]
     rows = [{**shared[0], "tags": ["O"]}, *shared, {**shared[0], "text": 3}]
-    with pytest.raises(RowErrors, match=r"(?s)train:1: .*train:10: not a text"):
+    with pytest.raises(RowIssues, match=r"(?s)train:1: .*train:10: not a text"):
         fit(load(folder), rows, shared, output_dir=folder / "out", **SETTINGS)
     result = fit(load(folder), rows, shared, output_dir=folder / "out", on_error="skip", **SETTINGS)
     rejects = (result.output_dir / "rejects.jsonl").read_text("utf-8").splitlines()

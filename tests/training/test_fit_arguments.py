@@ -9,7 +9,7 @@ import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 
 from bert_tasks import TaskModel, evaluate, fit, predict
-from bert_tasks.data.readers import ReadingArguments, ReadOptions
+from bert_tasks.data.options import ReadingArguments, ReadOptions
 from bert_tasks.errors import DataError, RecipeError, UsageError
 from bert_tasks.export import export
 from bert_tasks.model.hf_names import HF_ARGUMENTS

@@ -3,6 +3,7 @@
 import json
 import math
 import signal
+from functools import partial
 
 import pytest
 import torch
@@ -11,11 +12,12 @@ from safetensors.torch import load_file
 import bert_tasks.training.evaluation as selection
 import bert_tasks.training.loop as loop
 from bert_tasks import TaskModel, evaluate, fit
-from bert_tasks.data.table import RowTable
+from bert_tasks.data.reading import read
 from bert_tasks.errors import BertTasksError, DivergedError, StoppedError, UsageError
 from bert_tasks.inference import Evaluation, evaluate_samples, evaluation
 from bert_tasks.inference.evaluation import Score
 from bert_tasks.tasks.sequence_classification import SequenceClassification
+from bert_tasks.training.objectives import parameter_depths
 from bert_tasks.training.sampling import learning_rate_factor
 from bert_tasks.training.step import OptimizerSteps
 from support.training_runs import KEYWORDS, LABELS, TASK, distance, load_model, make_rows, make_steps, weights_of
@@ -91,14 +93,7 @@ def test_a_step_has_the_tokens_of_its_time(checkpoint, tmp_path, monkeypatch):
     """A step is recorded when the next one has been computed: both count, or neither."""
     computed = watch_backward(monkeypatch)
 
-    class Computed(loop.Clock):
-        def __init__(self):
-            super().__init__()
-            self.before = len(computed)
-
-        seconds = property(lambda self: len(computed) - self.before)
-
-    monkeypatch.setattr(loop, "Clock", Computed)
+    monkeypatch.setattr(loop, "Clock", partial(loop.Clock, lambda: len(computed)))
     rows = [{**make_rows(1)[0], "label": LABELS[number % 2]} for number in range(24)]  # all of one length
     short_fit(load_model(checkpoint), tmp_path, rows=rows, logging_steps=1, save_steps=2)
     (speed,) = {event["tokens_per_second"] for event in events(tmp_path, "step")}
@@ -110,6 +105,20 @@ def test_one_process_stops_after_the_step_in_which_the_signal_came(checkpoint, t
     with pytest.raises(StoppedError, match="after step 2 of 6"):
         short_fit(load_model(checkpoint), tmp_path)
     assert len(computed) == 2
+
+
+def test_a_run_that_is_to_stop_begins_no_evaluation(checkpoint, tmp_path, monkeypatch):
+    """Step 3 ends the epoch, after which the resumed run evaluates."""
+    whole = short_fit(load_model(checkpoint), tmp_path / "whole")
+    evaluated = []
+    with monkeypatch.context() as patch:
+        watch_backward(patch, lambda count: count == 3 and signal.raise_signal(signal.SIGTERM))
+        patch.setattr(loop, "evaluate_all", lambda *arguments, **options: evaluated.append(arguments))
+        with pytest.raises(StoppedError, match="after step 3 of 6"):
+            short_fit(load_model(checkpoint), tmp_path / "run")
+    assert evaluated == []
+    assert short_fit(load_model(checkpoint), tmp_path / "run").metrics == whole.metrics
+    assert events(tmp_path / "run", "evaluation") == events(tmp_path / "whole", "evaluation")
 
 
 def test_the_same_seed_gives_the_same_weights_and_another_does_not(dropout_checkpoint, tmp_path):
@@ -187,7 +196,7 @@ def scripted(monkeypatch, values, *, key="accuracy"):
     """Lets each evaluation report the next value; the weights it saw are kept."""
     seen, script = [], iter(values)
 
-    def evaluation(model, samples, table, accelerator, *, tune=False, forward_fn=None, stop=None):
+    def evaluation(model, samples, table, accelerator, *, tune=False, forward_fn=None, stop=None, metrics=()):
         seen.append(weights_of(model))
         metrics = {"loss": 1.0, "accuracy": 0.5, key: next(script)}
         return Evaluation(metrics=metrics, scores={"": Score(metrics=metrics, predictions=[], task=model.task)})
@@ -283,7 +292,7 @@ def test_named_validation_sets_prefix_their_metrics(checkpoint, tmp_path):
 def test_frozen_weights_do_not_move_and_freezing_ends_with_the_run(checkpoint, tmp_path):
     model = load_model(checkpoint)
     model.head.output.bias.requires_grad_(False)  # the user's own choice stays
-    before, depths = weights_of(model), model.parameter_depths()
+    before, depths = weights_of(model), parameter_depths(model)
     short_fit(model, tmp_path, freeze_embeddings=True, freeze_layers=1, weight_decay=0.1)
     moved = {depths[name] for name, value in weights_of(model).items() if not torch.equal(before[name], value)}
     assert moved == {2, 3}
@@ -397,6 +406,6 @@ def test_a_sample_that_is_lost_or_doubled_is_never_hidden(checkpoint, monkeypatc
 def test_evaluation_leaves_the_mode_alone(checkpoint):
     model = load_model(checkpoint)
     steps = make_steps(model, make_rows(4))
-    table = RowTable.from_rows(make_rows(4), columns=TASK.columns)
+    table = read(make_rows(4), TASK.columns, require_labels=False)
     evaluate_samples(model, steps.samples, table, steps.accelerator)
     assert model.training

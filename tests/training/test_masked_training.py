@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from bert_tasks.data.reading import read
 from bert_tasks.data.splits import Splits
-from bert_tasks.data.table import RowTable
 from bert_tasks.errors import StoppedError
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe.schema import OptimSection, RunSection
@@ -36,7 +36,7 @@ def model_of(folder, settings):
 
 def trainer(folder, output, settings):
     model = model_of(folder, settings)
-    tables = [RowTable.from_rows(rows, columns=model.task.columns) for rows in (ROWS, ROWS[:2])]
+    tables = [read(rows, model.task.columns, require_labels=False) for rows in (ROWS, ROWS[:2])]
     return Trainer(
         objective=model,
         splits=Splits(train=tables[0], validation={"": tables[1]}),

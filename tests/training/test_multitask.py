@@ -19,10 +19,12 @@ from transformers import (
 )
 
 from bert_tasks import TaskModel, evaluate, fit
-from bert_tasks.data.table import RowTable
+from bert_tasks.data.reading import read
 from bert_tasks.errors import CheckpointError, DataError, UsageError
 from bert_tasks.export import export
+from bert_tasks.model import windows
 from bert_tasks.model.multitask import MultiTaskModel
+from bert_tasks.model.windows import batch_tokens, features_of, pack_features
 from bert_tasks.training.objectives import Supervised
 from support.small_checkpoints import copied, edit_config, save_checkpoint
 from support.task_examples import CHOICES, CLASSES, LABELS, PAIRS, QUESTIONS, SENTENCES
@@ -118,16 +120,16 @@ def load(base: Path, tasks: Mapping[str, Mapping[str, Any]] = TASKS) -> MultiTas
     return MultiTaskModel.from_pretrained(base, tasks=tasks)
 
 
-def features_of(model: TaskModel, rows: Sequence[Mapping[str, Any]]) -> list[Any]:
-    table = RowTable.from_rows(rows, columns=model.row_columns)
-    return model.features(list(table), model.require_tokenizer())
+def windows_of(model: TaskModel, rows: Sequence[Mapping[str, Any]]) -> list[Any]:
+    table = read(rows, model.row_columns, require_labels=False)
+    return features_of(model, list(table), model.require_tokenizer())
 
 
 def gradients_of(model: TaskModel, rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, float], dict[str, Tensor]]:
     """The mean of each loss term of one batch, and the gradients of the weighted sum of these means."""
     objective = Supervised(model)
     objective.zero_grad(set_to_none=True)
-    terms = objective(model.packed(features_of(model, rows)))
+    terms = objective(pack_features(model, windows_of(model, rows)))
     means = {term.name: term.total / term.count.clamp(min=1) for term in terms}
     torch.stack([term.weight * means[term.name] for term in terms]).sum().backward()
     grads = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
@@ -182,7 +184,7 @@ def test_gradients_of_seven_heads_are_the_sum_of_single_ones_where_rows_lack_lab
 def test_the_encoder_reads_a_shared_row_once(base: Path) -> None:
     model, tokens = load(base), list[int]()
     model.encoder.register_forward_hook(lambda module, inputs, output: tokens.append(len(inputs[0])))
-    features = features_of(model, ROWS)
+    features = windows_of(model, ROWS)
     once = sum(len(feature["input_ids"]) for feature in features if feature["head"] == "topic")
     model.predict(renamed(ROWS, topic="unread"))
     assert tokens == [once]
@@ -209,9 +211,9 @@ def step_gradients(base: Path, tasks: Mapping[str, Mapping[str, Any]] = TASKS, *
     model = load(base, tasks).double()
     steps = make_steps(model, with_gaps(ROWS), batch_size=8, epochs=1, **optim)
     _, batch = next(steps.batches())
-    sums = steps.backward(0, batch)
+    terms = steps.backward(0, batch)
     steps.optimizer.step = lambda *arguments: None  # type: ignore[method-assign]  # the gradients are compared
-    steps.update(0, batch, sums)
+    steps.update(0, batch, terms)
     return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
 
 
@@ -426,6 +428,19 @@ def test_labels_that_one_of_the_models_learns_are_those_of_the_model(quick: Path
     fit(model, ROWS, ROWS, output_dir=tmp_path / "both", **SETTINGS)
     assert model.models["topic"].task.output.labels == ("high", "low", "mid")
     assert model.predict("the ferry")[0]["topic"].label in model.models["topic"].task.output.labels
+
+
+def test_batches_are_small_enough_for_a_head_whose_labels_become_known(
+    quick: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The matrix of a CRF grows with the square of the number of labels."""
+    monkeypatch.setattr(windows, "CPU_BATCH_TOKENS", 2**25)
+    slots = {"task": "token-classification", "crf": True, "columns": {"tags": "slots"}}
+    model = load(quick, {"topic": TASKS["topic"], "slots": slots})
+    before = batch_tokens(model)
+    fit(model, ROWS, ROWS, output_dir=tmp_path, **SETTINGS)
+    known = len(model.models["slots"].task.output.labels)
+    assert batch_tokens(model) == 2**25 // ((known + 2) * known) < before
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,9 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from bert_tasks import MultiTaskModel, TaskModel, fit, load_recipe, train
-from bert_tasks.data.table import RowTable
+from bert_tasks.data.reading import read
 from bert_tasks.errors import CheckpointError, RecipeError, UsageError
+from bert_tasks.model.windows import features_of, pack_features
 from bert_tasks.recipe.schema import TeacherSection
 from bert_tasks.training.distillation import Distillation
 from bert_tasks.training.distillation_of_several import DistillationOfSeveral
@@ -83,8 +84,8 @@ def with_gaps(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def mean_loss(objective: torch.nn.Module, model: TaskModel, rows: Sequence[Mapping[str, Any]]) -> Tensor:
-    table = RowTable.from_rows(rows, columns=model.row_columns)
-    batch = model.packed(model.features(list(table), model.require_tokenizer()))
+    table = read(rows, model.row_columns, require_labels=False)
+    batch = pack_features(model, features_of(model, list(table), model.require_tokenizer()))
     means = [term.weight * term.total / term.count.clamp(min=1) for term in objective(batch)]
     return torch.stack(means).sum()
 
@@ -107,8 +108,8 @@ def test_the_loss_is_the_weighted_sum_of_single_distillations(base: Path, teache
         kept = {column.name for column in single.task.columns}
         rows = [{key: row[key] for key in row if key in kept} for row in rows]
         if alone is None:
-            table = RowTable.from_rows(rows, columns=single.task.columns)
-            batch = single.packed(single.task.features(list(table), single.require_tokenizer()))
+            table = read(rows, single.task.columns, require_labels=False)
+            batch = pack_features(single, single.task.features(list(table), single.require_tokenizer()))
             (term,) = single.task.output.loss(single(batch), batch)
             total = total + weights[name] * term.total / term.count
         else:
@@ -138,9 +139,9 @@ def step_gradients(
     steps = make_steps(objective.model, with_gaps(ROWS), objective=objective, batch_size=8, epochs=1, **optim)
     objective.begin(steps.samples.features, torch.device("cpu"))
     _, batch = next(steps.batches())
-    sums = steps.backward(0, batch)
+    terms = steps.backward(0, batch)
     steps.optimizer.step = lambda *arguments: None  # type: ignore[method-assign]  # the gradients are compared
-    steps.update(0, batch, sums)
+    steps.update(0, batch, terms)
     named = objective.model.named_parameters()
     return {name: parameter.grad for name, parameter in named if parameter.grad is not None}
 
@@ -179,9 +180,9 @@ def test_kept_logits_are_the_logits_of_the_teachers(
 def test_rows_without_labels_learn_from_their_teacher(base: Path) -> None:
     objective = objective_of(base, ["slots"])
     rows = [{key: row[key] for key in row if key in ("text", "words")} for row in ROWS]
-    table = RowTable.from_rows(rows, columns=objective.model.row_columns)
-    features = objective.model.features(list(table), objective.model.require_tokenizer())
-    terms = {term.name: term for term in objective(objective.model.packed(features))}
+    table = read(rows, objective.model.row_columns, require_labels=False)
+    features = features_of(objective.model, list(table), objective.model.require_tokenizer())
+    terms = {term.name: term for term in objective(pack_features(objective.model, features))}
     counts = {name: term.count.item() for name, term in terms.items()}
     assert list(terms) == ["entails/loss", "slots/loss", "topic/loss", "slots/distillation"]
     assert counts == objective.counts(features)
@@ -193,9 +194,9 @@ def test_rows_without_labels_learn_from_their_teacher(base: Path) -> None:
 def test_a_batch_without_rows_of_a_task_counts_nothing(base: Path) -> None:
     objective = objective_of(base)
     rows = [{"first": row["first"], "second": row["second"], "entails": row["entails"]} for row in ROWS]
-    table = RowTable.from_rows(rows, columns=objective.model.row_columns)
-    features = objective.model.features(list(table), objective.model.require_tokenizer())
-    terms = objective(objective.model.packed(features))
+    table = read(rows, objective.model.row_columns, require_labels=False)
+    features = features_of(objective.model, list(table), objective.model.require_tokenizer())
+    terms = objective(pack_features(objective.model, features))
     assert {term.name: term.count.item() for term in terms} == objective.counts(features)
     assert {term.name for term in terms if term.total.item()} == {"entails/loss", "entails/distillation"}
 

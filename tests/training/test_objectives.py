@@ -8,13 +8,13 @@ import torch
 from safetensors.torch import load_file
 
 from bert_tasks import TaskModel
+from bert_tasks.data.reading import read
 from bert_tasks.data.splits import Splits
-from bert_tasks.data.table import RowTable
 from bert_tasks.errors import StoppedError, UsageError
 from bert_tasks.recipe.schema import OptimSection, RunSection
 from bert_tasks.tasks.base import FeatureKeys
 from bert_tasks.training.loop import Trainer
-from bert_tasks.training.objectives import Supervised
+from bert_tasks.training.objectives import Supervised, parameter_depths
 from bert_tasks.training.step import OptimizerSteps
 from support.runs import digests, events
 from support.stopped_runs import signalling
@@ -54,9 +54,9 @@ def test_the_gradient_is_that_of_the_weighted_sum_of_means(wide_checkpoint, unla
         vocabulary_rows="all",
     )
     _, batch = next(steps.batches())
-    sums = steps.backward(0, batch)
+    terms = steps.backward(0, batch)
     gradients = {name: parameter.grad for name, parameter in objective.named_parameters()}
-    result = steps.update(0, batch, sums)  # scales the gradients in place before the optimizer drops them
+    result = steps.update(0, batch, terms)  # scales the gradients in place before the optimizer drops them
 
     reference_steps = make_steps(reference.model, rows, objective=reference, batch_size=9)
     seen = []
@@ -75,7 +75,7 @@ def test_the_gradient_is_that_of_the_weighted_sum_of_means(wide_checkpoint, unla
 def trainer(checkpoint, folder, objective_class=LengthAndLabel, *, head_seed=0, **changes):
     model = load_model(checkpoint, WEIGHTED_TASK, seed=head_seed)
     rows = make_rows(8, unlabelled=(2,))
-    tables = [RowTable.from_rows(split_rows, columns=model.task.columns) for split_rows in (rows, make_rows(6, seed=1))]
+    tables = [read(split_rows, model.task.columns, require_labels=False) for split_rows in (rows, make_rows(6, seed=1))]
     optim = {"epochs": 2, "batch_size": 3, "learning_rate": 1e-3, "micro_batch_tokens": 30, **changes}
     return Trainer(
         objective=objective_class(model),
@@ -121,7 +121,7 @@ def test_checkpoints_of_the_tasks_own_loss_bear_the_models_names(checkpoint):
     model = load_model(checkpoint)
     objective = Supervised(model)
     assert list(objective.checkpoint_parameters()) == [name for name, _ in model.named_parameters()]
-    named = {f"model.{name}": depth for name, depth in model.parameter_depths().items()}
+    named = {f"model.{name}": depth for name, depth in parameter_depths(model).items()}
     assert objective.parameter_depths() == named
     with_more = LengthAndLabel(model)
     assert with_more.parameter_depths() == {**named, "slope": max(named.values())}

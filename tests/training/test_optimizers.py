@@ -109,9 +109,9 @@ def test_a_step_that_is_not_finite_changes_nothing(wide_checkpoint, lion):
     model = load_model(wide_checkpoint)
     steps = make_steps(model, ROWS, batch_size=8, optimizer=lion)
     before, (_, batch) = weights_of(model), next(steps.batches())
-    sums = steps.backward(0, batch)
+    terms = steps.backward(0, batch)
     next(model.head.parameters()).grad.fill_(math.nan)
-    assert steps.update(0, batch, sums).values[2] == 1
+    assert steps.update(0, batch, terms).values[2] == 1
     assert all(torch.equal(before[name], value) for name, value in weights_of(model).items())
     assert not steps.optimizer.accelerated.state
 

@@ -17,6 +17,8 @@ from bert_tasks.encoder.config import EncoderConfig, HeadKind
 from bert_tasks.encoder.heads import Head, select_first_tokens
 from bert_tasks.encoder.packing import Layout, Selection
 from bert_tasks.errors import CheckpointError, UsageError
+from bert_tasks.model.encoder_with_heads import draw_new_head
+from bert_tasks.model.loading import restore
 from bert_tasks.tasks import SequenceClassification
 from support.training_runs import LABELS, distance, load_model, make_rows, weights_of
 
@@ -112,7 +114,7 @@ def test_fit_draws_a_new_head_from_its_seed_alone(checkpoint: Path, tmp_path: Pa
         torch.manual_seed(noise)
         model = TaskModel.from_pretrained(checkpoint, task=TASK)
         state = torch.get_rng_state()
-        model.draw_new_head(seed)
+        draw_new_head(model, seed)
         assert torch.equal(torch.get_rng_state(), state)
         torch.rand(noise)
         quick_fit(model, tmp_path / name, seed=seed)
@@ -129,7 +131,7 @@ def test_a_head_that_was_trained_or_set_is_not_drawn_again(checkpoint: Path, tmp
     changed.head.output.bias.data.fill_(0.5)
     for model in (trained, changed, TaskModel.from_pretrained(tmp_path / "model")):
         before = weights_of(model)
-        model.draw_new_head(8)
+        draw_new_head(model, 8)
         assert distance(weights_of(model), before) == 0
 
 
@@ -183,7 +185,7 @@ def test_a_wrapped_model_is_refused_before_training_and_saving(change: str, chec
     for action in (
         lambda: quick_fit(model, tmp_path / "run"),
         lambda: model.save_pretrained(tmp_path / "folder"),
-        lambda: model.restore(tmp_path / "saved"),
+        lambda: restore(model, tmp_path / "saved"),
     ):
         with pytest.raises(UsageError, match=r"merge_and_unload\(\)") as error:
             action()
@@ -214,7 +216,7 @@ def test_restoring_keeps_the_models_own_precision(checkpoint: Path, tmp_path: Pa
     model.save_pretrained(tmp_path / "saved")
     with torch.no_grad():
         model.head.output.weight.zero_()
-    model.restore(tmp_path / "saved")
+    restore(model, tmp_path / "saved")
     assert all(torch.equal(value, before[name]) for name, value in weights_of(model).items())
 
 

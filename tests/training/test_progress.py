@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from bert_tasks.training import progress
-from bert_tasks.training.progress import Reporter
+from bert_tasks.training.progress import Clock, Reporter
 from bert_tasks.training.step import StepLog
 
 
@@ -86,3 +86,18 @@ def test_other_processes_report_nothing(capsys):
     silent.evaluation(1, {"accuracy": 1.0}, best=True)
     silent.close()
     assert capsys.readouterr() == ("", "")
+
+
+def test_a_clock_leaves_out_the_time_between_intervals() -> None:
+    times = iter([10.0, 11.0, 12.0, 50.0, 54.0])
+    clock = Clock(lambda: next(times))
+    assert (clock.stop(), clock.mean_tokens_per_second) == (0, 0)
+    clock.start()
+    clock.tokens += 30
+    assert clock.tokens_per_second == 30
+    assert clock.stop() == 2
+    assert clock.stop() == 0  # it has ended
+    clock.start()
+    clock.tokens += 60
+    assert clock.stop() == 4
+    assert clock.mean_tokens_per_second == 15

@@ -15,11 +15,12 @@ from torch.nn import functional as F
 from transformers import PreTrainedTokenizerBase
 
 from bert_tasks import TaskModel, evaluate, fit
-from bert_tasks.data.table import RowTable
+from bert_tasks.data.reading import read
 from bert_tasks.encoder.heads import VocabularyOutput
 from bert_tasks.errors import UsageError
 from bert_tasks.inference import evaluated_predictions
 from bert_tasks.metrics.formulas import area_under_curve, replaced_token_measure
+from bert_tasks.model.encoder_with_heads import draw_new_head
 from bert_tasks.tasks import ReplacedTokens
 from bert_tasks.tasks.base import FeatureKeys
 from bert_tasks.tasks.features import collate
@@ -44,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, bpe_tokenizer: PreTrainedTo
 
 def objective_of(folder: Path, **settings: Any) -> ReplacedTokenDetection:
     model = TaskModel.from_pretrained(folder, task=ReplacedTokens.of(max_length=24, **settings))
-    model.draw_new_head(1)
+    draw_new_head(model, 1)
     return ReplacedTokenDetection(model, make_generator(model, seed=1))
 
 
@@ -237,7 +238,7 @@ def test_a_run_saves_both_models_and_resumes_exactly(folder: Path, tmp_path: Pat
 def test_a_report_shows_replaced_tokens(folder: Path, tmp_path: Path) -> None:
     run(folder, tmp_path, epochs=1, report=True)
     model = TaskModel.from_pretrained(tmp_path)
-    task, table = model.task, RowTable.from_rows(ROWS, columns=model.task.columns)
+    task, table = model.task, read(ROWS, model.task.columns, require_labels=False)
     predictions = evaluated_predictions(model, table)[""]
     sections = task.output.report(predictions, list(table), task.texts)
     assert sections.measure.values() == pytest.approx(task.output.metrics(predictions, ROWS), abs=1e-12)

@@ -4,7 +4,6 @@ import json
 import math
 import os
 import stat
-from dataclasses import replace
 
 import pytest
 import torch
@@ -58,7 +57,7 @@ def test_a_run_leaves_what_it_is_made_of(folder):
 def test_a_finished_run_is_reported_and_not_repeated(folder):
     first = train(recipe(folder), progress=False)
     before = listing(folder)
-    assert train(recipe(folder), progress=False) == replace(first, reused=True)
+    assert train(recipe(folder), progress=False) == first.model_copy(update={"reused": True})
     changed = recipe(folder, "optim.learning_rate=1e-4")
     with pytest.raises(UsageError, match=r"holds a finished run that differs in optim\.learning_rate = 0\.0001"):
         train(changed, progress=False)

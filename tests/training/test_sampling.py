@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import get_scheduler
 
-from bert_tasks.data.table import longest_first, token_batches
+from bert_tasks.data.features import longest_first, token_batches
 from bert_tasks.training import sampling
 
 quick = settings(max_examples=60, deadline=None, database=None)

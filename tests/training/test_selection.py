@@ -74,8 +74,8 @@ def test_the_best_has_the_highest_value_then_the_lowest_loss_then_came_first(eva
 
 
 def test_what_counts_faults_is_declared_by_the_task():
-    assert metric_metadata({"": TASK}, RunSection(), SETS)["lower_is_better"] == ["ece", "loss"]
-    assert metric_metadata({"": TAGGER}, RunSection(), SETS)["lower_is_better"] == [
+    assert metric_metadata({"": TASK}, RunSection(), SETS).lower_is_better == ["ece", "loss"]
+    assert metric_metadata({"": TAGGER}, RunSection(), SETS).lower_is_better == [
         "ece",
         "invalid_transitions",
         "loss",
@@ -114,11 +114,8 @@ def test_counts_and_thresholds_are_declared_by_the_task():
 def test_a_state_without_values_comes_back_from_json() -> None:
     """A run may have no best model yet, or metrics without a value. JSON has neither NaN nor infinity."""
     state = TrainerState(tasks={"": TASK}, step=3, best={"f1": math.nan, "accuracy": 0.5}, last={"loss": math.nan})
-    stored = json.loads(json.dumps(state.state_dict(), allow_nan=False))
-    again = TrainerState(
-        tasks={"": TASK}, step=9, best_value=0.5, best_loss=0.1, best_collapse="predicts 'a' for every row"
-    )
-    again.load_state_dict(stored)
+    stored = json.loads(json.dumps(state.to_json(), allow_nan=False))
+    again = TrainerState.of_checkpoint(stored, {"": TASK})
     assert (again.step, again.best_value, again.best_loss, again.best_collapse) == (3, -math.inf, math.inf, None)
     assert again.best == pytest.approx({"f1": math.nan, "accuracy": 0.5}, nan_ok=True)
     assert again.last == pytest.approx({"loss": math.nan}, nan_ok=True)
@@ -130,14 +127,27 @@ def test_a_state_without_values_comes_back_from_json() -> None:
 )
 def test_damaged_values_of_several_tasks_are_refused(tuned: dict[str, Any]) -> None:
     tasks = {"topic": TASK, "slots": TAGGER}
-    stored = TrainerState(tasks=tasks).state_dict() | {"tuned": tuned}
+    stored = TrainerState(tasks=tasks).to_json() | {"tuned": tuned}
     with pytest.raises(ValueError, match="tuned has other"):
-        TrainerState(tasks=tasks).load_state_dict(stored)
+        TrainerState.of_checkpoint(stored, tasks)
+
+
+@pytest.mark.parametrize("name", ["step", "best_value", "tuned"])
+def test_a_state_that_lacks_a_field_is_refused(name: str) -> None:
+    stored = TrainerState(tasks={"": TASK}).to_json()
+    del stored[name]
+    with pytest.raises(ValueError, match=f"{name} = .*, Field required"):
+        TrainerState.of_checkpoint(stored, {"": TASK})
+
+
+@pytest.mark.parametrize("stored", [None, 5, "x", []])
+def test_a_state_that_is_no_object_is_refused(stored: object) -> None:
+    with pytest.raises(ValueError, match="expected an object"):
+        TrainerState.of_checkpoint(stored, {"": TASK})
 
 
 def test_values_of_several_tasks_come_back() -> None:
     tasks = {"topic": TASK.with_settings(temperature=2.0), "slots": TAGGER}
-    stored = json.loads(json.dumps(TrainerState(tasks=tasks).state_dict()))
-    again = TrainerState(tasks={"topic": TASK, "slots": TAGGER})
-    again.load_state_dict(stored)
+    stored = json.loads(json.dumps(TrainerState(tasks=tasks).to_json()))
+    again = TrainerState.of_checkpoint(stored, {"topic": TASK, "slots": TAGGER})
     assert again.tasks == tasks

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from bert_tasks import fit, load_recipe, train
-from bert_tasks.data.columns import ROW_ERROR
-from bert_tasks.data.problems import RowErrors
-from bert_tasks.data.table import RowTable
+from bert_tasks.data.columns import REJECT
+from bert_tasks.data.issues import RowIssues
+from bert_tasks.data.reading import read
 from bert_tasks.errors import RecipeError
 from bert_tasks.recipe.check import check
 from bert_tasks.tasks.span_extraction import SpanExtraction
@@ -45,7 +45,7 @@ def recipe(folder, *overrides):
 
 
 def test_bad_rows_stop_a_run_that_says_how_to_skip_them(folder):
-    with pytest.raises(RowErrors, match=r'4 problems .*, or set data.on_error = "skip" to skip such rows.\n'):
+    with pytest.raises(RowIssues, match=r'4 problems .*, or set data.on_error = "skip" to skip such rows.\n'):
         train(recipe(folder), progress=False)
     with pytest.raises(RecipeError, match="on_error"):
         recipe(folder, "data.on_error=drop")
@@ -65,8 +65,8 @@ def test_bad_rows_are_left_out_counted_and_written_down(folder, capsys):
     ]
     assert [line["raw"] for line in entries] == [*BAD, BAD[0]]
     assert entries[1]["reason"] == "missing label in column 'label'."
-    facts = read_run_metadata(folder / "out")["data"]
-    assert [(facts[name]["rows"], facts[name]["rows_left_out"]) for name in ("train", "validation")] == [(9, 3), (5, 1)]
+    facts = read_run_metadata(folder / "out").data
+    assert [(facts[name].rows, facts[name].rows_left_out) for name in ("train", "validation")] == [(9, 3), (5, 1)]
     assert "  3 of 12 rows cannot be used and were left out (line 1, 6, 12)" in check(skipping).lines()
     write_jsonl(folder / "train.jsonl", make_rows(9))
     write_jsonl(folder / "dev.jsonl", make_rows(5, seed=1))
@@ -79,8 +79,8 @@ def test_validation_rows_are_set_aside_from_the_rows_that_can_be_used(folder):
     (folder / "recipe.toml").write_text(text, "utf-8")
     train(recipe(folder, "data.on_error=skip"), progress=False)
     assert [line["line"] for line in rejects(folder / "out")] == [1, 6, 12]
-    facts = read_run_metadata(folder / "out")["data"]
-    assert facts["train"]["rows"] + facts["validation"]["rows"] == 9
+    facts = read_run_metadata(folder / "out").data
+    assert facts["train"].rows + facts["validation"].rows == 9
 
 
 @pytest.mark.parametrize("source", ["rows", "file"])
@@ -88,7 +88,7 @@ def test_fit_leaves_bad_rows_out(checkpoint, tmp_path, source):
     data, rows = tmp_path / "train.jsonl", [*make_rows(8), *BAD]
     write_jsonl(data, rows)
     train_data = rows if source == "rows" else data
-    with pytest.raises(RowErrors, match=r'3 problems .*, or pass on_error="skip" to skip such rows.\n'):
+    with pytest.raises(RowIssues, match=r'3 problems .*, or pass on_error="skip" to skip such rows.\n'):
         fit(load_model(checkpoint), train_data, make_rows(3), output_dir=tmp_path / "run", **QUICK)
     skipping, clean = load_model(checkpoint), load_model(checkpoint)
     result = fit(skipping, train_data, make_rows(3), output_dir=tmp_path / "run", on_error="skip", **QUICK)
@@ -100,7 +100,7 @@ def test_fit_leaves_bad_rows_out(checkpoint, tmp_path, source):
 def test_fit_refuses_when_no_row_is_left(checkpoint, tmp_path):
     for data in (BAD, tmp_path / "bad.jsonl"):
         write_jsonl(tmp_path / "bad.jsonl", BAD)
-        with pytest.raises(RowErrors, match="3 problems"):
+        with pytest.raises(RowIssues, match="3 problems"):
             fit(load_model(checkpoint), data, make_rows(3), output_dir=tmp_path / "run", on_error="skip", **QUICK)
     with pytest.raises(RecipeError, match="on_error is 'ignore', expected 'fail' or 'skip'"):
         fit(load_model(checkpoint), BAD, BAD, output_dir=tmp_path / "run", on_error="ignore", **QUICK)
@@ -112,11 +112,9 @@ def test_answers_that_are_not_in_their_context_can_be_left_out():
         {"question": "When?", "context": context, "answers": {"text": [text], "answer_start": [start]}}
         for text, start in (("at seven", 17), ("at eight", 17), ("The ferry", 0))
     ]
-    table = RowTable.from_rows(
-        rows, "train", SpanExtraction.of().columns, require_labels=True, skip_errors=True
-    ).without_errors()
+    table = read(rows, SpanExtraction.of().columns, name="train", skip_errors=True).without_errors()
     assert [row["line"] for row in table] == [1, 3]
     assert table.errors is not None
-    (line,) = map(json.loads, table.errors.values(ROW_ERROR))
+    (line,) = map(json.loads, table.errors.values(REJECT))
     assert line["line"] == 2
     assert "misplaced answer in column 'answers': 'at eight'" in line["reason"]

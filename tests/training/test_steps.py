@@ -10,6 +10,7 @@ import torch
 
 from bert_tasks import TaskModel
 from bert_tasks.errors import DivergedError
+from bert_tasks.model.windows import pack_features
 from bert_tasks.outputs.base import LossTerm
 from bert_tasks.outputs.classes import Classes
 from bert_tasks.tasks.sequence_classification import SequenceClassification
@@ -72,8 +73,8 @@ def test_gradients_of_two_threads_are_the_same_bits_each_time(by_kind, two_threa
         torch.manual_seed(0)
         model = TaskModel(config, TASK, tokenizer=tokenizer)
         steps = make_steps(model, make_rows(12), batch_size=12, vocabulary_rows="all", seed=seed)
-        sums = steps.backward(0, next(batches(steps)))
-        return [sums, *(parameter.grad.to_dense() for parameter in model.parameters())]
+        (term,) = steps.backward(0, next(batches(steps)))
+        return [term.total, *(parameter.grad.to_dense() for parameter in model.parameters())]
 
     first = gradients()
     assert all(torch.equal(gradient, other) for gradient, other in zip(first, gradients(), strict=True))
@@ -122,9 +123,9 @@ def test_the_gradient_is_that_of_the_weighted_mean_over_labelled_rows(wide_check
     model = load_model(wide_checkpoint, WEIGHTED_TASK).double()
     steps = make_steps(model, rows, batch_size=9, max_grad_norm=None, micro_batch_tokens=30, vocabulary_rows="all")
     batch = next(batches(steps))
-    sums = steps.backward(0, batch)
+    terms = steps.backward(0, batch)
     kept = {name: parameter.grad for name, parameter in model.named_parameters()}
-    result = steps.update(0, batch, sums)  # scales the gradients in place before the optimizer drops them
+    result = steps.update(0, batch, terms)  # scales the gradients in place before the optimizer drops them
 
     reference = load_model(wide_checkpoint, WEIGHTED_TASK).double()
     labelled = [row for row in rows if row["label"] is not None]
@@ -148,7 +149,7 @@ def test_a_term_without_a_count_leaves_the_gradient_of_the_other(wide_checkpoint
     steps = make_steps(model, rows, objective=objective, batch_size=size, max_grad_norm=None, vocabulary_rows="all")
     batch = next(batches(steps))
     (features,) = steps.cut(0, batch)
-    _, term = objective(model.packed(features))
+    _, term = objective(pack_features(model, features))
     (term.total * term.weight / size).backward()
     squares = [parameter.grad.to_dense().square().sum() for parameter in objective.parameters()]
     expected = float(torch.stack(squares).sum().sqrt())
@@ -195,9 +196,9 @@ def test_rows_that_are_not_finite_do_not_stay_in_the_table(wide_checkpoint):
     model = load_model(wide_checkpoint)
     steps = make_steps(model, make_rows(8), batch_size=4, vocabulary_rows="all")
     word = model.encoder.embeddings.word.weight
-    sums = steps.backward(0, next(batches(steps)))
+    terms = steps.backward(0, next(batches(steps)))
     word.grad._values().fill_(math.nan)
-    assert steps.update(0, [0], sums).values[2] == 1
+    assert steps.update(0, [0], terms).values[2] == 1
     assert [table.count_nonzero().item() for table in steps.optimizer._tables.values()] == [0]
 
 
@@ -217,8 +218,8 @@ def test_a_process_without_rows_adds_nothing_but_takes_part(wide_checkpoint):
         process_index=2, num_processes=3, device=torch.device("cpu"), backward=lambda loss: loss.backward()
     )
     steps.accelerator = third
-    sums = steps.backward(0, [4, 5])
-    assert sums.tolist() == [[0, 0]]
+    (term,) = steps.backward(0, [4, 5])
+    assert (term.total, term.count) == (0, 0)
     assert not any(parameter.grad.to_dense().any() for parameter in model.parameters())
 
 
@@ -266,9 +267,9 @@ def test_steps_are_those_of_adamw_by_its_formula(wide_checkpoint, bias_correctio
     expected = weights_of(model)
     first, second = ({name: torch.zeros_like(weight) for name, weight in expected.items()} for _ in range(2))
     for step, batch in enumerate(batches(steps)):
-        sums = steps.backward(step, batch)
+        terms = steps.backward(step, batch)
         gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
-        steps.update(step, batch, sums)  # scales the gradients in place before the optimizer drops them
+        steps.update(step, batch, terms)  # scales the gradients in place before the optimizer drops them
         rate = steps.optimizer.accelerated.param_groups[0]["lr"]
         correction = [1 - beta ** (step + 1) if bias_correction else 1.0 for beta in (0.9, 0.999)]
         for name, parameter in model.named_parameters():
@@ -287,7 +288,8 @@ def test_dropout_depends_on_seed_and_step_alone(dropout_checkpoint):
 
     def loss(step):
         torch.rand(7)  # whatever else drew random numbers
-        return steps.backward(step, batch)[0, 0].item()
+        (term,) = steps.backward(step, batch)
+        return term.total.item()
 
     assert loss(3) == loss(3)
     assert loss(3) != loss(4)
@@ -321,9 +323,9 @@ def test_a_step_after_a_skipped_one_is_taken(checkpoint):
     model = load_model(checkpoint)
     steps = make_steps(model, make_rows(8), batch_size=4, learning_rate=1e-3)
     batch = next(batches(steps))
-    sums = steps.backward(0, batch)
+    terms = steps.backward(0, batch)
     next(model.head.parameters()).grad.fill_(math.inf)
-    assert steps.update(0, batch, sums).values[2].item() == 1
+    assert steps.update(0, batch, terms).values[2].item() == 1
     before = weights_of(model)
     assert steps.update(1, batch, steps.backward(1, batch)).values[2].item() == 0
     assert distance(before, weights_of(model)) > 1e-5

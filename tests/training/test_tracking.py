@@ -22,6 +22,7 @@ from bert_tasks.errors import RecipeError, StoppedError, UsageError
 from bert_tasks.experiments.seeds import train_seeds
 from bert_tasks.training import progress
 from bert_tasks.training.progress import check_installed, points, tracker_config
+from bert_tasks.training.records import EventRecord, MetricRecord, RunRecord
 from support.runs import digests, events, newest, write_recipe
 from support.training_runs import load_model, make_rows
 
@@ -44,7 +45,8 @@ def run(checkpoint: Path, folder: Path, *names: str, **settings: Any) -> None:
 
 def expected(folder: Path) -> Points:
     """(name, step) -> the values of metrics.jsonl, which has each once."""
-    return {(name, int(str(e["step"]))): [value] for e in logged(folder) for name, value in points(e).items()}
+    records = [EventRecord(**event) for event in logged(folder)]
+    return {(name, record.step): [value] for record in records for name, value in points(record).items()}
 
 
 def logged(folder: Path) -> list[dict[str, Any]]:
@@ -98,16 +100,21 @@ def test_names_are_checked() -> None:
 
 
 def test_points_are_the_finite_numbers() -> None:
-    step = {"event": "step", "step": 3, "epoch": 1, "loss": 0.5, "grad_norm": math.inf, "learning_rate": None}
+    numbers = {"loss": 0.5, "grad_norm": math.inf, "learning_rate": math.nan}
+    step = EventRecord(event="step", step=3, epoch=1, **numbers)
     assert points(step) == {"train/epoch": 1, "train/loss": 0.5}
-    evaluation = {"event": "evaluation", "step": 3, "epoch": 1, "metrics": {"dev_f1": 0.25, "loss": math.nan}}
+    metrics = {"dev_f1": 0.25, "loss": math.nan}
+    evaluation = EventRecord(event="evaluation", step=3, epoch=1, metrics=metrics)
     assert points(evaluation) == {"validation/dev_f1": 0.25}
-    assert points({"event": "diverged", "step": 4, "loss": 1.0}) == {}
+    assert points(EventRecord(event="diverged", step=4, loss=1.0)) == {}
 
 
 def test_a_tracker_is_not_told_where_a_model_lies() -> None:
-    facts: dict[str, Any] = dict.fromkeys(("python", "platform", "processes", "device", "threads"), 1)
-    config = tracker_config(facts | {"versions": {}}, {"model.name": "/home/ann/secret/base", "optim.epochs": 2})
+    metrics = MetricRecord(sets=[""], best="f1", primary="f1", lower_is_better=[], neutral=[])
+    settings = {"model.name": "/home/ann/secret/base", "optim.epochs": 2}
+    config = tracker_config(
+        RunRecord(seed=1, task="", labels=[], metrics=metrics, data={}, rows=1, steps=1, settings=settings)
+    )
     assert (config["model.name"], config["optim.epochs"]) == ("base", 2)
 
 

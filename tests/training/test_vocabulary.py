@@ -146,9 +146,9 @@ def test_a_step_that_is_not_finite_decays_nothing(wide_checkpoint):
     before = weights_of(model)
     steps = make_steps(model, ROWS, **{**SETTINGS, "warmup_ratio": 0.0})
     _, batch = next(steps.batches())
-    sums = steps.backward(0, batch)
+    terms = steps.backward(0, batch)
     next(model.head.parameters()).grad.fill_(math.nan)
-    assert steps.update(0, batch, sums).values[2] == 1
+    assert steps.update(0, batch, terms).values[2] == 1
     steps.optimizer.update_weights()
     assert same(weights_of(model), before)
 

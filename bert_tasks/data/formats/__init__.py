@@ -6,7 +6,7 @@ from bert_tasks.data.columns import Columns, source_columns
 from bert_tasks.data.formats import annotations, excel, objects, plain, stored, text_folder
 from bert_tasks.data.formats.base import FORMATS, Format, named_format, register_format
 from bert_tasks.data.formats.plain import StreamFormat, TableFormat
-from bert_tasks.data.records import open_text
+from bert_tasks.data.parsers import open_text
 from bert_tasks.errors import DataError, argument
 from bert_tasks.storage import check_path
 
@@ -42,8 +42,8 @@ def file_format(name: str | None, path: Path, columns: Columns | None = None) ->
         return named_format(name)
     check_path(path, DataError)
     if path.is_dir():
-        layout = folder_format(path)
-        return named_format("datasets") if layout is None else layout
+        format = folder_format(path)
+        return named_format("datasets") if format is None else format
     extension = uncompressed(path).suffix.lower()
     candidates = [format for format in FORMATS.values() if extension in format.extensions]
     if not candidates:
@@ -93,7 +93,7 @@ def folder_format(path: Path) -> Format | None:
     """Returns the format of which the folder as a whole is a source, such as a saved data set, or None."""
     if not path.is_dir():
         return None
-    return next((layout for layout in FORMATS.values() if layout.reads_folder(path)), None)
+    return next((format for format in FORMATS.values() if format.reads_folder(path)), None)
 
 
 def expected_files(split: str, format: str | None) -> str:

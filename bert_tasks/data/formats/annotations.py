@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from bert_tasks.data import limits
+from bert_tasks.data.batch import Batches, Record, Records
 from bert_tasks.data.columns import Column
 from bert_tasks.data.formats.base import Format, without_warnings
 from bert_tasks.data.limits import too_large
-from bert_tasks.data.records import ParseOptions, Record, Records, RowLines, json_rows, open_text, read_json
+from bert_tasks.data.options import ReadOptions
+from bert_tasks.data.parsers import RowLines, json_rows, open_text, read_json
 from bert_tasks.errors import DataError
 
 _IS_LIST = re.compile(r"\s*\[\s*[\[{]")
@@ -39,7 +41,7 @@ class AnnotatedJson(Format, ABC):
 
     can_stream: ClassVar[bool] = False
 
-    def records(self, lines: Iterator[str], path: Path, options: ParseOptions) -> Records:
+    def records(self, lines: Iterator[str], path: Path, options: ReadOptions) -> Records:
         items = read_json(lines, path)
         if not isinstance(items, list):
             raise DataError(f"{path}: not a list, which {self.name} writes")
@@ -50,8 +52,10 @@ class AnnotatedJson(Format, ABC):
         try:
             cells = self.cells(item)
         except _MALFORMED:
-            return Record(number, {}, f"not an item as {self.name} writes it", raw=str(item))
-        return Record(number, {}, skip=cells) if isinstance(cells, str) else Record(number, cells)
+            return Record.unusable(number, f"not an item as {self.name} writes it", raw=str(item))
+        if isinstance(cells, str):
+            return Record.skipped(number, cells)
+        return Record(number, cells)
 
     @abstractmethod
     def cells(self, item: Any) -> Mapping[str, Any] | str:
@@ -66,8 +70,8 @@ class ProdigyFormat(AnnotatedJson):
     def matches(self, start: str, columns: Sequence[Column] | None) -> bool:
         return '"_task_hash"' in start
 
-    def records(self, lines: Iterator[str], path: Path, options: ParseOptions) -> Records:
-        rows = (self.record(row.line, row.cells) if row.fault is None else row for row in json_rows(lines, path))
+    def records(self, lines: Iterator[str], path: Path, options: ReadOptions) -> Records:
+        rows = (self.record(row.line, row.cells) if row.issue is None else row for row in json_rows(lines, path))
         return Records(None, rows)
 
     def cells(self, item: Any) -> Mapping[str, Any] | str:
@@ -120,8 +124,8 @@ class DocBinFormat(Format):
 
     @contextmanager
     def parse(
-        self, path: Path, options: ParseOptions, *, columns_to_read: Sequence[str] | None = None
-    ) -> Iterator[Records]:
+        self, path: Path, options: ReadOptions, *, columns_to_read: Sequence[str] | None = None
+    ) -> Iterator[Batches]:
         try:
             from spacy import blank
             from spacy.tokens import DocBin
@@ -140,7 +144,7 @@ class DocBinFormat(Format):
         documents.span_groups = [b""] * len(documents)
         rows = (_document_cells(document, path) for document in documents.get_docs(blank("xx").vocab))
         records = (Record(number, cells) for number, cells in enumerate(rows, start=1))
-        yield Records(None, without_warnings(records))
+        yield Records(None, without_warnings(records)).in_batches()
 
 
 def _decompressed(path: Path) -> bytes:
@@ -216,11 +220,11 @@ class BratFormat(Format):
 
     @contextmanager
     def parse(
-        self, path: Path, options: ParseOptions, *, columns_to_read: Sequence[str] | None = None
-    ) -> Iterator[Records]:
-        yield Records(("text", "entities", "document"), self._document_rows(path, options))
+        self, path: Path, options: ReadOptions, *, columns_to_read: Sequence[str] | None = None
+    ) -> Iterator[Batches]:
+        yield Records(("text", "entities", "document"), self._document_rows(path, options)).in_batches()
 
-    def _document_rows(self, path: Path, options: ParseOptions) -> Iterator[Record]:
+    def _document_rows(self, path: Path, options: ReadOptions) -> Iterator[Record]:
         for annotations in self.files(path)[::2]:
             beside = annotations.with_suffix(".txt")
             if not beside.is_file():
@@ -268,7 +272,7 @@ class FastTextFormat(Format):
     def matches(self, start: str, columns: Sequence[Column] | None) -> bool:
         return self._LABEL.search(start.lstrip().partition("\n")[0]) is not None
 
-    def records(self, lines: Iterator[str], path: Path, options: ParseOptions) -> Records:
+    def records(self, lines: Iterator[str], path: Path, options: ReadOptions) -> Records:
         filled = ((number, line) for number, line in enumerate(lines, start=1) if line.strip())
         return Records(None, (Record(number, self._cells(line)) for number, line in filled))
 
@@ -285,7 +289,7 @@ def _lines_with_entities(text: str, entities: Sequence[BratEntity], document: st
         start, end = end, end + len(line) + 1
         inside = [entity for entity in entities if start <= entity.start < end]
         if any(entity.end >= end or entity.has_gaps for entity in inside):
-            yield Record(number, {}, "an entity with gaps, or over several lines", raw=line)
+            yield Record.unusable(number, "an entity with gaps, or over several lines", raw=line)
         elif line.strip():
             spans = [
                 {"start": each.start - start, "end": each.end - start, "label": each.label, "text": each.text}

@@ -12,10 +12,12 @@ from types import MappingProxyType
 from typing import ClassVar
 
 from bert_tasks.data import limits
+from bert_tasks.data.batch import MOST_ROWS, Batch, Batches, Record, Records
 from bert_tasks.data.columns import Column
-from bert_tasks.data.limits import check_column_count, check_row_size
-from bert_tasks.data.problems import did_you_mean, end_sentence
-from bert_tasks.data.records import ParseOptions, Record, Records, RowLines, begins_array, open_text
+from bert_tasks.data.issues import did_you_mean, end_sentence
+from bert_tasks.data.limits import check_column_count, check_row_size, size_of
+from bert_tasks.data.options import ReadOptions
+from bert_tasks.data.parsers import RowLines, begins_array, open_text
 from bert_tasks.errors import BertTasksError, DataError
 
 _LONGEST_REASON = 200  # characters
@@ -24,7 +26,7 @@ _DAMAGE_ADVICE = "Check that the file is complete and has this format, then save
 
 @dataclass(frozen=True, kw_only=True)
 class Format:
-    """A file format. A subclass implements ``records`` (for text) or ``parse``.
+    """A file format. A subclass implements ``records`` (for text), ``batches`` (for text by column) or ``parse``.
 
     Attributes:
         name: Value of the option ``format``.
@@ -65,7 +67,7 @@ class Format:
     can_stream: ClassVar[bool] = True
     has_documents: ClassVar[bool] = False
 
-    def records(self, lines: Iterator[str], path: Path, options: ParseOptions) -> Records:
+    def records(self, lines: Iterator[str], path: Path, options: ReadOptions) -> Records:
         """Parses the lines of a text file.
 
         Args:
@@ -74,6 +76,16 @@ class Format:
             options: Options of the parser.
         """
         raise NotImplementedError
+
+    def batches(self, lines: RowLines, path: Path, options: ReadOptions, most: int) -> Batches:
+        """Parses the lines of a text file into batches. Default: the rows of ``records``.
+
+        Args:
+            lines, path, options: See ``records``.
+            most: The largest number of rows of a batch.
+        """
+        records = self.records(lines, path, options)
+        return records._replace(rows=lines.rows(records.rows)).in_batches(most)
 
     def matches(self, start: str, columns: Sequence[Column] | None) -> bool:
         """Returns True if this format reads a file, and not the first with its extension.
@@ -98,8 +110,8 @@ class Format:
 
     @contextmanager
     def open(
-        self, path: Path, options: ParseOptions, *, columns_to_read: Sequence[str] | None = None
-    ) -> Iterator[Records]:
+        self, path: Path, options: ReadOptions, *, columns_to_read: Sequence[str] | None = None
+    ) -> Iterator[Batches]:
         """Opens a file, whose rows are parsed while they are read.
 
         Whatever a parser raises about the content of the file, now or at a later row, is a `DataError` with the
@@ -117,33 +129,44 @@ class Format:
         with ExitStack() as stack:
             with self._named_damage(path), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                records = stack.enter_context(self.parse(path, options, columns_to_read=columns_to_read))
-            if records.columns is not None:
-                check_column_count(len(records.columns), str(path))
-            yield records._replace(rows=self._rows(records.rows, path))
+                opened = stack.enter_context(self.parse(path, options, columns_to_read=columns_to_read))
+            if opened.columns is not None:
+                check_column_count(len(opened.columns), str(path))
+            yield opened._replace(batches=self._limited(opened.batches, path))
 
     @contextmanager
     def parse(
-        self, path: Path, options: ParseOptions, *, columns_to_read: Sequence[str] | None = None
-    ) -> Iterator[Records]:
+        self, path: Path, options: ReadOptions, *, columns_to_read: Sequence[str] | None = None
+    ) -> Iterator[Batches]:
         """Opens a file for ``open``, which translates errors. Formats that are not text override it."""
+        with self.open_text(path, options) as batches:
+            yield batches
+
+    @contextmanager
+    def open_text(self, path: Path, options: ReadOptions, *, most: int = MOST_ROWS) -> Iterator[Batches]:
+        """Opens a file of text, or a stream.
+
+        Args:
+            path: The file.
+            options: Options of the parser.
+            most: The largest number of rows of a batch. A stream whose rows are needed as they come has batches of one.
+        """
         newline = "" if self.quoted else "\n"
         with open_text(path, encoding=options.encoding, newline=newline) as file:
             is_whole = not self.can_stream or begins_array(file)
             limit = limits.LARGEST_WHOLE if is_whole else limits.LARGEST_ROW
-            lines = RowLines(file, path, limit)
-            records = self.records(lines, path, options)
-            yield records._replace(rows=lines.rows(records.rows))
+            yield self.batches(RowLines(file, path, limit), path, options, most)
 
-    def _rows(self, rows: Iterator[Record], path: Path) -> Iterator[Record]:
-        """Yields the rows. What the reader of the rows raises does not pass through here."""
+    def _limited(self, batches: Iterator[Batch], path: Path) -> Iterator[Batch]:
+        """Yields the batches. What the reader of the batches raises does not pass through here."""
         with self._named_damage(path):
-            for record in rows:
-                if len(record.cells) > limits.MOST_COLUMNS:
-                    check_column_count(len(record.cells), f"{path}:{record.line}")
+            for batch in batches:
+                if len(batch.cells) > limits.MOST_COLUMNS:
+                    for row, line in enumerate(batch.lines):
+                        check_column_count(len(batch.record(row).cells), f"{path}:{line}")
                 if not self.is_text:  # the lines of a text are limited as they are read
-                    check_row_size(record.cells, f"{path}: row {record.line}")
-                yield record
+                    _check_row_sizes(batch, path)
+                yield batch
 
     @contextmanager
     def _named_damage(self, path: Path) -> Iterator[None]:
@@ -157,10 +180,17 @@ class Format:
                 raise OSError(error.errno, error.strerror, str(path)) from error
             raise DataError(f"{path}: cannot be read as {self.name} ({_reason(error)}). {_DAMAGE_ADVICE}") from error
 
-    def check_header(self, path: Path, options: ParseOptions) -> None:
+    def check_header(self, path: Path, options: ReadOptions) -> None:
         """Raises `DataError` if the option ``header`` does not apply."""
         if options.header is False and self.delimiter is None:
             raise DataError(f"{path}: header = false is for csv and tsv files, but {self.name} has no header line")
+
+
+def _check_row_sizes(batch: Batch, path: Path) -> None:
+    """Raises `DataError` if the values of a row have too many characters."""
+    if sum(map(size_of, batch.cells.values())) > limits.LARGEST_ROW:
+        for row, line in enumerate(batch.lines):
+            check_row_size(batch.record(row).cells, f"{path}: row {line}")
 
 
 def without_warnings(records: Iterator[Record]) -> Iterator[Record]:

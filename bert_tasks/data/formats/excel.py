@@ -12,9 +12,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
+from bert_tasks.data.batch import Batches, Record, Records
 from bert_tasks.data.formats.base import Format, without_warnings
 from bert_tasks.data.formats.workbooks import open_workbook, sheet_rows
-from bert_tasks.data.records import ParseOptions, Record, Records
+from bert_tasks.data.options import ReadOptions
 from bert_tasks.errors import DataError
 
 _FIRST_ROWS = 50  # of a sheet, in which the table begins
@@ -63,8 +64,8 @@ class ExcelFormat(Format):
 
     @contextmanager
     def parse(
-        self, path: Path, options: ParseOptions, *, columns_to_read: Sequence[str] | None = None
-    ) -> Iterator[Records]:
+        self, path: Path, options: ReadOptions, *, columns_to_read: Sequence[str] | None = None
+    ) -> Iterator[Batches]:
         _check_start(path)
         with open_workbook(path) as book:
             table, notes = self._choose(book, path)
@@ -72,7 +73,7 @@ class ExcelFormat(Format):
                 with open_workbook(path, has_formulas=True) as formulas:
                     _refuse_formulas(formulas[table.sheet], table, path)
             records = _records(sheet_rows(book[table.sheet], path), table)
-            yield Records(tuple(table.names.values()), without_warnings(records), notes)
+            yield Records(tuple(table.names.values()), without_warnings(records), notes).in_batches()
 
     def _choose(self, book: Any, path: Path) -> tuple[SheetTable, tuple[str, ...]]:
         """Returns the table to read, with notes for people unless it is the only one and begins in the first row."""

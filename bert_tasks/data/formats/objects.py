@@ -11,9 +11,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
+from bert_tasks.data.batch import Record, Records
 from bert_tasks.data.columns import Column
 from bert_tasks.data.formats.base import Format
-from bert_tasks.data.records import ParseOptions, Record, Records, joined, json_rows
+from bert_tasks.data.options import ReadOptions
+from bert_tasks.data.parsers import joined, json_rows
 from bert_tasks.errors import DataError
 
 # An object over several lines, or whose first line has a list of objects or lists, or an object with numbers as keys.
@@ -36,7 +38,7 @@ class JsonObjectFormat(Format):
             return False  # one object per line
         return _START.match(start) is not None
 
-    def records(self, lines: Iterator[str], path: Path, options: ParseOptions) -> Records:
+    def records(self, lines: Iterator[str], path: Path, options: ReadOptions) -> Records:
         ahead = [next(lines, "")]
         if _is_json(ahead[0]):
             for line in lines:

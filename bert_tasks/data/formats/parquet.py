@@ -14,8 +14,9 @@ import pyarrow
 from pyarrow import compute, parquet
 
 from bert_tasks.data import limits
+from bert_tasks.data.batch import Batches
 from bert_tasks.data.limits import too_large
-from bert_tasks.data.records import Records, numbered, row_lists, schema_class_names
+from bert_tasks.data.parsers import column_batches, schema_class_names
 
 _MOST_ROWS = 1000  # of a batch
 _BATCH_BYTES = 2**25  # of a batch, of which Arrow needs a multiple while it decodes
@@ -36,8 +37,8 @@ _DELTA_BYTE_ARRAY = 7  # an encoding, in which a value shares its beginning with
 
 
 @contextmanager
-def parquet_records(path: Path, *, columns_to_read: Sequence[str] | None = None) -> Iterator[Records]:
-    """Opens a parquet file and reads its rows, with some columns or all (None).
+def parquet_batches(path: Path, *, columns_to_read: Sequence[str] | None = None) -> Iterator[Batches]:
+    """Opens a parquet file and reads its rows, with some columns if the file has all of these.
 
     Label ids become names if ``datasets`` wrote the names into the file's metadata.
 
@@ -46,10 +47,13 @@ def parquet_records(path: Path, *, columns_to_read: Sequence[str] | None = None)
     """
     with parquet.ParquetFile(path, page_checksum_verification=True) as file:
         columns = tuple(file.schema_arrow.names)
-        present = [name for name in columns if columns_to_read is None or name in columns_to_read]
+        present: Sequence[str] = columns
+        if columns_to_read is not None and set(columns_to_read) <= set(columns):
+            # Otherwise a column that is missing may follow from any other.
+            present = [name for name in columns if name in columns_to_read]
         sizes = _batch_sizes(path, present, _footer(path, file.metadata.serialized_size))
-        rows = numbered(_batches(file, present, sizes), schema_class_names(file.schema_arrow))
-        yield Records(columns, rows)
+        tables = _tables(file, present, sizes)
+        yield Batches(columns, column_batches(tables, schema_class_names(file.schema_arrow)))
 
 
 def _footer(path: Path, size: int) -> bytes:
@@ -59,11 +63,10 @@ def _footer(path: Path, size: int) -> bytes:
         return file.read(size)
 
 
-def _batches(file: parquet.ParquetFile, columns: Sequence[str], sizes: Sequence[int]) -> Iterator[list[dict[str, Any]]]:
+def _tables(file: parquet.ParquetFile, columns: Sequence[str], sizes: Sequence[int]) -> Iterator[pyarrow.RecordBatch]:
     """Yields the rows of each row group, in batches of its size."""
     for number, size in enumerate(sizes):
-        for batch in file.iter_batches(batch_size=size, row_groups=[number], columns=columns):
-            yield from row_lists(batch)
+        yield from file.iter_batches(batch_size=size, row_groups=[number], columns=columns)
 
 
 def _batch_sizes(path: Path, columns: Sequence[str], metadata: bytes) -> list[int]:

@@ -5,24 +5,16 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 
+from bert_tasks.data.batch import MOST_ROWS, Batches, Records
 from bert_tasks.data.columns import Column, first_column
 from bert_tasks.data.conll import conll_rows, conllu_rows
 from bert_tasks.data.formats.base import FORMATS, Format
-from bert_tasks.data.formats.parquet import parquet_records
-from bert_tasks.data.records import (
-    SENTENCES,
-    TEXT,
-    ParseOptions,
-    Records,
-    json_rows,
-    squad_rows,
-    table_records,
-    text_rows,
-    with_first_line,
-)
+from bert_tasks.data.formats.parquet import parquet_batches
+from bert_tasks.data.kinds import Words
+from bert_tasks.data.options import ReadOptions
+from bert_tasks.data.parsers import SENTENCES, TEXT, RowLines, Table, json_rows, squad_rows, text_rows
 from bert_tasks.errors import DataError, UsageError, argument
 
 _EXCEL_DELIMITER = re.compile(r'"?sep=(.)"?\r?\n')  # the first line of a csv file that Excel is to open
@@ -41,37 +33,34 @@ class TableFormat(Format):
     headless: tuple[str, ...] = ()
     skips_short_rows: bool = False
 
-    def records(self, lines: Iterator[str], path: Path, options: ParseOptions) -> Records:
+    def batches(self, lines: RowLines, path: Path, options: ReadOptions, most: int) -> Batches:
         delimiter = self.delimiter if options.delimiter is None else options.delimiter
         if delimiter is None or len(delimiter) != 1 or delimiter in '"\r\n':
             raise DataError(
                 f"{path}: invalid delimiter {delimiter!r}. Expected one character, but no quote and no line end"
             )
+        first_line = 1
         if self.quoted:
-            first, lines = with_first_line(lines)
-            match = _EXCEL_DELIMITER.fullmatch(first)
+            match = _EXCEL_DELIMITER.fullmatch(lines.peek())
             if match is not None:
-                delimiter = match[1]
+                delimiter, first_line = match[1], 2
                 next(lines)
-                lines = chain(["\n"], lines)  # a blank line counts as a line, and is no row
-        return table_records(
-            lines,
-            path,
+        table = Table(
+            path=path,
             delimiter=delimiter,
             header=options.header is not False,
             quoted=self.quoted,
             headless=self.headless,
             skips_short_rows=self.skips_short_rows,
         )
+        return table.batches(lines, most, first_line=first_line)
 
     @contextmanager
-    def parse(
-        self, path: Path, options: ParseOptions, *, columns_to_read: Sequence[str] | None = None
-    ) -> Iterator[Records]:
+    def open_text(self, path: Path, options: ReadOptions, *, most: int = MOST_ROWS) -> Iterator[Batches]:
         limit = csv.field_size_limit(_LARGEST_CELL)  # it belongs to the whole process, so it is put back afterwards
         try:
-            with super().parse(path, options, columns_to_read=columns_to_read) as records:
-                yield records
+            with super().open_text(path, options, most=most) as batches:
+                yield batches
         finally:
             csv.field_size_limit(limit)
 
@@ -82,7 +71,7 @@ class JsonFormat(Format):
     def matches(self, start: str, columns: Sequence[Column] | None) -> bool:
         return re.match(r'\s*(\{\s*("|$)|\[\s*(\{|$))', start) is not None
 
-    def records(self, lines: Iterator[str], path: Path, options: ParseOptions) -> Records:
+    def records(self, lines: Iterator[str], path: Path, options: ReadOptions) -> Records:
         return Records(None, json_rows(lines, path))
 
 
@@ -96,7 +85,7 @@ class SquadFormat(Format):
     def matches(self, start: str, columns: Sequence[Column] | None) -> bool:
         return self._START.match(start) is not None
 
-    def records(self, lines: Iterator[str], path: Path, options: ParseOptions) -> Records:
+    def records(self, lines: Iterator[str], path: Path, options: ReadOptions) -> Records:
         return Records(None, squad_rows(lines, path))
 
 
@@ -105,7 +94,7 @@ class TextFormat(Format):
 
     has_documents = True
 
-    def records(self, lines: Iterator[str], path: Path, options: ParseOptions) -> Records:
+    def records(self, lines: Iterator[str], path: Path, options: ReadOptions) -> Records:
         columns = (TEXT, SENTENCES) if options.document in ("blank-line", "file") else (TEXT,)
         return Records(columns, text_rows(lines, options.document))
 
@@ -116,20 +105,20 @@ class ConllFormat(Format):
     def matches(self, start: str, columns: Sequence[Column] | None) -> bool:
         """Returns True if the task reads words. Without a task, lines need equal columns."""
         if columns is not None:
-            return first_column(columns, lambda column_type: column_type.is_pretokenized) is not None
+            return first_column(columns, Words) is not None
         rows = [
             cells for cells in map(str.split, start.split("\n")[:-1]) if cells and cells[0] not in ("#", "-DOCSTART-")
         ]
         return len(rows) > 1 and len({len(cells) for cells in rows}) == 1 and len(rows[0]) > 1
 
-    def records(self, lines: Iterator[str], path: Path, options: ParseOptions) -> Records:
+    def records(self, lines: Iterator[str], path: Path, options: ReadOptions) -> Records:
         return Records(None, conll_rows(lines))
 
 
 class ConlluFormat(Format):
     """Universal Dependencies."""
 
-    def records(self, lines: Iterator[str], path: Path, options: ParseOptions) -> Records:
+    def records(self, lines: Iterator[str], path: Path, options: ReadOptions) -> Records:
         return Records(None, conllu_rows(lines))
 
 
@@ -141,10 +130,10 @@ class ParquetFormat(Format):
 
     @contextmanager
     def parse(
-        self, path: Path, options: ParseOptions, *, columns_to_read: Sequence[str] | None = None
-    ) -> Iterator[Records]:
-        with parquet_records(path, columns_to_read=columns_to_read) as records:
-            yield records
+        self, path: Path, options: ReadOptions, *, columns_to_read: Sequence[str] | None = None
+    ) -> Iterator[Batches]:
+        with parquet_batches(path, columns_to_read=columns_to_read) as batches:
+            yield batches
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,9 +171,8 @@ class StreamFormat(Format):
             return TableFormat(name="texts", extensions=(), delimiter="\t", headless=self.texts)
         return FORMATS["text"]
 
-    def records(self, lines: Iterator[str], path: Path, options: ParseOptions) -> Records:
-        first, lines = with_first_line(lines)
-        return self.detect(first).records(lines, path, options)
+    def batches(self, lines: RowLines, path: Path, options: ReadOptions, most: int) -> Batches:
+        return self.detect(lines.peek()).batches(lines, path, options, most)
 
 
 _ENTAILMENT = ("entailment", "neutral", "contradiction")

@@ -5,8 +5,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
 
+from bert_tasks.data.batch import Batches
 from bert_tasks.data.formats.base import Format
-from bert_tasks.data.records import ParseOptions, Records, dataset_records
+from bert_tasks.data.options import ReadOptions
+from bert_tasks.data.parsers import dataset_batches
 
 
 class DatasetFormat(Format):
@@ -24,11 +26,11 @@ class DatasetFormat(Format):
 
     @contextmanager
     def parse(
-        self, path: Path, options: ParseOptions, *, columns_to_read: Sequence[str] | None = None
-    ) -> Iterator[Records]:
+        self, path: Path, options: ReadOptions, *, columns_to_read: Sequence[str] | None = None
+    ) -> Iterator[Batches]:
         import datasets
 
-        yield dataset_records(datasets.load_from_disk(path))
+        yield dataset_batches(datasets.load_from_disk(path))
 
 
 ALL: tuple[Format, ...] = (DatasetFormat(name="datasets", extensions=()),)

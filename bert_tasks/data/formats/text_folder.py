@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import ClassVar
 
 from bert_tasks.data import limits
+from bert_tasks.data.batch import Batches, Record, Records
 from bert_tasks.data.formats.base import Format
-from bert_tasks.data.records import ParseOptions, Record, Records, RowLines, open_text
+from bert_tasks.data.options import ReadOptions
+from bert_tasks.data.parsers import RowLines, open_text
 
 _SPLITS = ("train", "dev", "valid", "validation", "test", "unsup")  # folders of the parts of a data set
 
@@ -30,11 +32,11 @@ class TextFolderFormat(Format):
 
     @contextmanager
     def parse(
-        self, path: Path, options: ParseOptions, *, columns_to_read: Sequence[str] | None = None
-    ) -> Iterator[Records]:
-        yield Records(("text", "label"), self._text_rows(path, options))
+        self, path: Path, options: ReadOptions, *, columns_to_read: Sequence[str] | None = None
+    ) -> Iterator[Batches]:
+        yield Records(("text", "label"), self._text_rows(path, options)).in_batches()
 
-    def _text_rows(self, path: Path, options: ParseOptions) -> Iterator[Record]:
+    def _text_rows(self, path: Path, options: ReadOptions) -> Iterator[Record]:
         for file in self.files(path):
             with open_text(file, encoding=options.encoding, newline="") as opened:
                 text = RowLines(opened, file, limits.LARGEST_ROW).rest()

@@ -1,27 +1,46 @@
-"""Kinds of columns, with everything that the package knows about their values.
+"""Kinds of columns, with what the package knows about the values of one cell.
 
-Owns one class for each kind. A class parses and stores a cell, returns the parts that a model reads and the labels, and
-tells what a split spreads evenly or keeps together. No other module lists kinds, so a new kind is one class here.
-Imports nothing heavy.
+Owns one class for each kind. A class converts and stores cells, and returns the texts that a model reads, the classes
+and what a split spreads evenly. What concerns several columns is in ``layouts`` (where a column comes from) and in
+``relations`` (what must hold between columns).
 """
 
-from bert_tasks.data.kinds import answers, labels, texts
-from bert_tasks.data.kinds.answers import CONTEXT, UNKNOWN_START, AnswerTexts, Choice
-from bert_tasks.data.kinds.base import KINDS, REMARKS, Column, ColumnKind
-from bert_tasks.data.kinds.labels import known_tags, unknown_name
+from bert_tasks.data.kinds.answers import (
+    CONTEXT,
+    LEAST_CHOICES,
+    UNKNOWN_START,
+    Answers,
+    AnswerTexts,
+    Choice,
+    ChoiceFromOne,
+    Choices,
+)
+from bert_tasks.data.kinds.base import KINDS, ClassKind, Column, ColumnKind, LabelKind, TextKind
+from bert_tasks.data.kinds.labels import Label, Labels, Number, Spans, Tags
+from bert_tasks.data.kinds.texts import Id, Text, Texts, Words
 
 __all__ = [
     "CONTEXT",
     "KINDS",
-    "REMARKS",
+    "LEAST_CHOICES",
     "UNKNOWN_START",
     "AnswerTexts",
+    "Answers",
     "Choice",
+    "ChoiceFromOne",
+    "Choices",
+    "ClassKind",
     "Column",
     "ColumnKind",
-    "answers",
-    "known_tags",
-    "labels",
-    "texts",
-    "unknown_name",
+    "Id",
+    "Label",
+    "LabelKind",
+    "Labels",
+    "Number",
+    "Spans",
+    "Tags",
+    "Text",
+    "TextKind",
+    "Texts",
+    "Words",
 ]

@@ -1,17 +1,14 @@
-"""The class of column kinds, which parse and store cells for tasks."""
+"""The declaration of a column that a task reads, and the class of the kinds of columns."""
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import pyarrow
-from pydantic import StringConstraints
 
-from bert_tasks.data.cells import LABEL_SEPARATOR, column_parts, numbered_columns
-from bert_tasks.data.problems import RowError
-
-REMARKS = "remarks on the row"  # beside the columns of a row, with notes for people
+from bert_tasks.data.cells import LABEL_SEPARATOR
+from bert_tasks.data.issues import CellError, RowIssue
 
 KINDS: "dict[str, ColumnKind]" = {}
 
@@ -52,7 +49,7 @@ class Column:
     @property
     def is_label(self) -> bool:
         """True if the task learns to predict the column."""
-        return not self.required and self.type.is_label
+        return not self.required and isinstance(self.type, LabelKind)
 
 
 class ColumnKind:
@@ -61,61 +58,61 @@ class ColumnKind:
     Attributes:
         name: Name of the kind.
         noun: Noun for a value in messages. Default: the name.
-        is_label: The task learns to predict the values.
-        has_classes: The values are names of classes, which are the labels of a model.
-        is_single_class: Each value is the name of one class.
-        is_set: Each value is a set of names of classes.
-        needed_label: Label without which a model cannot be trained.
-        is_open: Validation rows may have classes that no training row has.
-        has_texts: A model reads the texts of the values.
-        is_text: The caller may pass the value as a text.
-        is_pretokenized: A text is split into words before a model reads it.
-        may_be_missing: A row without a value can be used, even if the column is required.
-        is_numbered: A value may be spread over columns with numbers.
-        is_joined: A value may be spread over several columns that are named.
-        group_column: Column whose rows stay together in a split. ``group_noun`` is the noun for rows without it.
-        article_column: A further column of files whose rows stay together in folds.
-        strata_name: Name of the values that a split spreads evenly, for people.
+
+    Example:
+        >>> class Year(ColumnKind):
+        ...     name = "year"
+        ...
+        ...     def _parse(self, value, separator):
+        ...         if not str(value).isdecimal():
+        ...             raise CellError("not a year", "Write four digits.")
+        ...         return str(value)
+        >>> KINDS["year"].convert(["1969", "soon"])[0]
+        ['1969', None]
     """
 
     name: ClassVar[str]
     noun: ClassVar[str]
-    is_label: ClassVar[bool] = False
-    has_classes: ClassVar[bool] = False
-    is_single_class: ClassVar[bool] = False
-    is_set: ClassVar[bool] = False
-    needed_label: ClassVar[str] = ""
-    is_open: ClassVar[bool] = False
-    has_texts: ClassVar[bool] = False
-    is_text: ClassVar[bool] = False
-    is_pretokenized: ClassVar[bool] = False
-    may_be_missing: ClassVar[bool] = False
-    is_numbered: ClassVar[bool] = False
-    is_joined: ClassVar[bool] = False
-    group_column: ClassVar[str | None] = None
-    group_noun: ClassVar[str] = "text"
-    article_column: ClassVar[str | None] = None
-    strata_name: ClassVar[str] = ""
 
     def __init_subclass__(cls) -> None:
         if "name" in cls.__dict__:
             cls.noun = cls.__dict__.get("noun", cls.name)
             KINDS[cls.name] = cls()
 
+    def convert(self, cells: Sequence[Any], separator: str = LABEL_SEPARATOR) -> tuple[list[Any], list[RowIssue]]:
+        """Converts the cells of a column.
+
+        Args:
+            cells: The cells, of any format.
+            separator: Separator of several labels in one cell.
+
+        Returns:
+            The values in canonical form, with None where a cell has no value or a wrong one. Then the issues, whose
+            ``row`` is the number of the cell.
+        """
+        values: list[Any] = []
+        issues: list[RowIssue] = []
+        for row, cell in enumerate(cells):
+            try:
+                values.append(self.parse(cell, separator))
+            except CellError as error:
+                values.append(None)
+                issues.append(replace(error.issue, row=row))
+        return values, issues
+
     def parse(self, value: Any, separator: str = LABEL_SEPARATOR) -> Any:
-        """Returns the value of a cell in canonical form, or None if there is no value.
+        """Returns the value of one cell in canonical form, or None if there is no value.
 
         NumPy's scalars and arrays count as Python's values, and a float that is not a number as no value.
 
-        Args:
-            value: The cell, of any format.
-            separator: Separator of several labels in one cell.
-
         Raises:
-            RowError: The cell does not hold a value of this kind.
+            CellError: The cell does not hold a value of this kind.
         """
-        value = value.tolist() if hasattr(value, "tolist") else value
-        return self._parse(None if isinstance(value, float) and math.isnan(value) else value, separator)
+        if hasattr(value, "tolist"):
+            value = value.tolist()
+        if isinstance(value, float) and math.isnan(value):
+            value = None
+        return self._parse(value, separator)
 
     def _parse(self, value: Any, separator: str) -> Any:
         raise NotImplementedError
@@ -124,97 +121,26 @@ class ColumnKind:
         """Returns the Arrow type of the values. Default: a text."""
         return pyarrow.string()
 
-    def request_type(self, most: int) -> Any:
-        """Returns the type of values of ``most`` characters in a request. Default: a text."""
-        return Annotated[str, StringConstraints(max_length=most)]
-
     def texts(self, value: Any) -> Sequence[str]:
         """Returns the texts of a value that a model reads. Default: none."""
         return ()
 
-    def labels_of(self, value: Any) -> Sequence[str]:
+
+class TextKind(ColumnKind):
+    """Values whose texts a model reads."""
+
+
+class LabelKind(ColumnKind):
+    """Values that a task learns to predict."""
+
+    def classes(self, value: Any) -> Sequence[str]:
         """Returns the names under which a census counts a value. Default: none."""
         return ()
 
-    def normalized(self, value: Any) -> Sequence[str]:
-        """Returns ``labels_of`` in the spelling of inferred labels."""
-        return self.labels_of(value)
-
-    def rename(self, value: Any, label: Callable[[str], str | None]) -> Any:
-        """Returns the value with other names of its classes. Default: the value."""
-        return value
-
-    def unknown(self, names: Iterable[str], labels: Collection[str], *, strict: bool = False) -> Iterator[RowError]:
-        """Yields an error for each name that is no known label. Its ``value`` is the name.
-
-        Args:
-            names: Names from ``labels_of``.
-            labels: The known labels, in their order.
-            strict: Check a kind whose classes are open, too.
-        """
-        yield from ()
-
-    def strata(self, values: Sequence[Any]) -> list[Sequence[str]]:
-        """Returns names that a split spreads evenly, for each value. Default: none differ."""
-        return [("",)] * len(values)
-
-    def columns_in(self, name: str, present: Collection[str]) -> list[str]:
-        """Returns the source's columns for the column ``name``. See ``with_named_cell``."""
-        parts = column_parts(name)
-        if name not in present and len(parts) > 1:
-            return parts if self.is_joined and set(parts) <= set(present) else []
-        holders = dict.fromkeys((name, name.split(".")[0]))
-        numbered = numbered_columns(name, present) if self.is_numbered else []
-        return [*[holder for holder in holders if holder in present][:1], *numbered]
-
-    def join(self, cells: Mapping[str, Any]) -> Any:
-        """Returns one cell for the cells of several named columns (if ``is_joined``).
-
-        Raises:
-            RowError: The cells do not make one value.
-        """
-        raise RowError(f"several columns for one {self.noun}", "Name one column.")
-
-    def replacement(self, columns: Sequence[Column]) -> Column | None:
-        """Returns the column from which a missing value is derived. Default: None."""
+    def strata(self, values: Sequence[Any]) -> list[Sequence[str]] | None:
+        """Returns names that a split spreads evenly, for each value or None. Default: none are spread (None)."""
         return None
 
-    def derive(self, value: Any) -> Any:
-        """Returns the value derived from a value of the replacement, or None."""
-        return None
 
-    def remark(self, cell: Any) -> str | None:
-        """Returns a note for people on a cell, beside its line. Default: None."""
-        return None
-
-    def complete(
-        self, cells: Mapping[str, Any], column: Column, columns: Sequence[Column], names: Mapping[str, str]
-    ) -> Mapping[str, Any]:
-        """Returns the cells with the value of a column, if other cells define it.
-
-        Args:
-            cells: The row under the source's names.
-            column: A column of this kind.
-            columns: All columns of the task.
-            names: The task's columns -> the cells' columns, if they differ.
-        """
-        source = self.replacement(columns)
-        name = names.get(column.name, column.name)
-        if source is None or cells.get(name) is not None:
-            return cells
-        derived = self.derive(cells.get(names.get(source.name, source.name)))
-        return cells if derived is None else {**cells, name: derived}
-
-    def resolve(self, value: Any, row: Mapping[str, Any], cells: Mapping[str, Any], columns: Sequence[Column]) -> Any:
-        """Returns the value that fits its row, or None if it means nothing without others.
-
-        Args:
-            value: A canonical value of this kind.
-            row: Canonical values of the row.
-            cells: Cells of the row, under the task's names.
-            columns: All columns of the task.
-
-        Raises:
-            RowError: The value contradicts another value.
-        """
-        return value
+class ClassKind(LabelKind):
+    """Values that are names of classes, which are the labels of a model."""

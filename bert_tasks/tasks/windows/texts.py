@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from bert_tasks.data.table import filled_batches
+from bert_tasks.data.features import filled_batches
 from bert_tasks.errors import UsageError
 from bert_tasks.outputs.features import Feature
 from bert_tasks.tasks.windows.frame import Frame

@@ -1,0 +1,157 @@
+"""Heads with one row of logits, or one vector, for each sequence, and the pooling of the states of its tokens.
+
+Shape legend: N tokens, B sequences, T padded length, H hidden, L labels.
+"""
+
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from bert_tasks.encoder.config import EncoderConfig, Pooling
+from bert_tasks.encoder.dropout import Dropout
+from bert_tasks.encoder.heads.base import Head
+from bert_tasks.encoder.layers import initialize
+from bert_tasks.encoder.linear import ACTIVATIONS, Linear
+from bert_tasks.encoder.packing import Layout, Packed, Selection
+
+
+def select_first_tokens(layout: Layout) -> Selection:
+    """Selects each sequence's first real token, ``[B]``, also under left padding."""
+    if isinstance(layout, Packed):
+        return Selection(rows=layout.first_rows, first_tokens=True)
+    starts = torch.arange(layout.batch, device=layout.mask.device) * layout.length
+    return Selection(rows=starts + layout.mask.int().argmax(dim=1), first_tokens=True)
+
+
+def reduce_rows(hidden: Tensor, layout: Layout, how: Literal["sum", "mean", "max"]) -> Tensor:
+    """Reduces ``[N, H] -> [B, H]``, the sum, mean or maximum over each sequence."""
+    if isinstance(layout, Packed):
+        compact = torch.segment_reduce(hidden, how, lengths=layout.row_lengths, unsafe=True)
+        return compact.index_select(0, layout.caller_order)
+    rectangle, absent = hidden.view(*layout.mask.shape, -1), ~layout.mask[..., None]  # [B, T, H], [B, T, 1]
+    if how == "max":
+        return rectangle.masked_fill(absent, torch.finfo(hidden.dtype).min).amax(1)
+    total = rectangle.masked_fill(absent, 0.0).sum(1)
+    return total if how == "sum" else total / layout.mask.sum(1, keepdim=True).clamp(min=1)
+
+
+def softmax_rows(scores: Tensor, layout: Layout) -> Tensor:
+    """Computes softmax within each sequence, ``[N] -> [N]``. Padding gets 0."""
+    if isinstance(layout, Packed):
+        largest = torch.segment_reduce(scores.detach(), "max", lengths=layout.row_lengths, unsafe=True)  # [B]
+        powers = (scores - largest.index_select(0, layout.sequence_of_row)).exp()
+        sums = torch.segment_reduce(powers, "sum", lengths=layout.row_lengths, unsafe=True)
+        return powers / sums.index_select(0, layout.sequence_of_row)
+    rectangle = scores.view(layout.mask.shape).masked_fill(~layout.mask, torch.finfo(scores.dtype).min)
+    return (rectangle.softmax(1) * layout.mask).flatten()
+
+
+class PooledHead(Head):
+    """Base of the heads that pool the tokens of each sequence.
+
+    Attributes:
+        pooling: The first token, the mean over the tokens, their maximum, or attention, which is a mean weighted by the
+            softmax of ``score``.
+        score: The linear layer that scores tokens for attention.
+    """
+
+    pooling: Pooling
+    score: Linear
+
+    def select(self, layout: Layout) -> Selection | None:
+        return select_first_tokens(layout) if self.pooling == "cls" else None
+
+    def pool(self, rows: Tensor, layout: Layout) -> Tensor:
+        """Pools ``[N, H] -> [B, H]``. First tokens are selected already, ``[B, H] -> [B, H]``."""
+        if self.pooling == "cls":
+            return rows
+        if self.pooling == "attention":
+            weights = softmax_rows(self.score(rows).squeeze(-1), layout)  # [N]
+            return reduce_rows(rows * weights[:, None], layout, "sum")
+        return reduce_rows(rows, layout, self.pooling)
+
+
+class SequenceHead(PooledHead):
+    """Head with one row of logits for each sequence.
+
+    By default it is the head of the family's HF class, which reads the first token, or as ``HeadConfig.pooling`` says.
+    In BERT and ALBERT ``dense`` is the pooler of the base model. In the other families it belongs to the classifier.
+    UltraBERT has no such layer. With another pooling the head has only the last linear layer.
+
+    Args:
+        config: The configuration of the encoder.
+        num_labels: Number of logits.
+        pooling: ``cls`` for the head of the family's HF class, or how the states of the tokens are pooled.
+
+    Example:
+        >>> SequenceHead(model.config, 3)
+    """
+
+    def __init__(self, config: EncoderConfig, num_labels: int, *, pooling: Pooling = "cls") -> None:
+        super().__init__()
+        shape, hidden, is_of_family = config.head, config.hidden_size, pooling == "cls"
+        self.activation = shape.activation
+        self.pooling = pooling
+        if is_of_family and shape.pooling != "cls":
+            self.pooling = "mean"
+        self.pools_logits = is_of_family and shape.pooling == "late"  # not the states
+        if pooling == "attention":
+            self.score = Linear(hidden, 1)
+        self.dropout = Dropout(shape.sequence_dropout)
+        self.input_dropout = Dropout(shape.dense_dropout)
+        # In the order of the calculation, because the norm of the gradients is summed in the order of the parameters.
+        self.dense: Linear | None = None
+        if is_of_family and shape.sequence_dense:
+            self.dense = Linear(hidden, hidden, bias=config.head_bias)
+        self.norm: nn.Module = nn.Identity()
+        if is_of_family and shape.prediction_head:
+            self.norm = nn.LayerNorm(hidden, eps=config.layer_norm_eps, bias=config.head_bias)
+        self.output = Linear(hidden, num_labels)
+        initialize(self, config)
+
+    def forward(self, hidden: Tensor, layout: Layout, embeddings: Tensor) -> Tensor:
+        """``[B, H]`` of first tokens, or ``[N, H]`` of all, ``-> [B, L]``"""
+        if not self.pools_logits:
+            hidden = self.pool(hidden, layout)
+        if self.dense is not None:
+            hidden = self.dense(self.input_dropout(hidden))
+            hidden = self.norm(ACTIVATIONS[self.activation](hidden))
+        logits: Tensor = self.output(self.dropout(hidden))
+        return self.pool(logits, layout) if self.pools_logits else logits
+
+
+class ChoiceHead(SequenceHead):
+    """Head with one logit for each choice, as in the family's HF class.
+
+    Only dropout differs from the sequence head. In RoBERTa and MPNet, too, ``dense`` is the pooler of the base model.
+    """
+
+    label_dims: ClassVar[dict[str, tuple[int, ...]]] = {}
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__(config, 1)
+        self.dropout = Dropout(config.head.choice_dropout)
+        self.input_dropout = Dropout(config.head.choice_dense_dropout)
+
+
+class EmbeddingHead(PooledHead):
+    """One vector for each sequence, pooled from the states of its tokens, without parameters.
+
+    Args:
+        width: Length of a vector, H.
+        pooling: How the states are pooled.
+        depth: Number of layers that run before the states are read. 0 means the embeddings of the tokens.
+    """
+
+    def __init__(self, *, width: int, pooling: Literal["mean", "cls", "max"], depth: int) -> None:
+        super().__init__()
+        self.width, self.pooling, self.depth = width, pooling, depth
+
+    @property
+    def num_logits(self) -> int:
+        return self.width
+
+    def forward(self, hidden: Tensor, layout: Layout, embeddings: Tensor) -> Tensor:
+        """``[N, H]``, or ``[B, H]`` of first tokens, ``-> [B, H]``"""
+        return self.pool(hidden, layout)

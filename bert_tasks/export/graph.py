@@ -1,0 +1,194 @@
+"""A model as an ONNX graph, exported by torch, quantized to int8 by onnxruntime."""
+
+import logging
+import warnings
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bert_tasks.environment import check_libraries
+from bert_tasks.errors import UsageError
+from bert_tasks.model.exported import import_onnxruntime, input_names, output_names, outputs_by_head
+from bert_tasks.model.multitask import AnyModel
+from bert_tasks.model.shared_heads import SharedOutput
+from bert_tasks.model.windows import in_evaluation
+from bert_tasks.tasks.several import task_name
+
+if TYPE_CHECKING:
+    import onnx
+
+OPSET = 20  # the first with Gelu
+LIBRARIES = ("onnx", "onnxruntime", "onnxscript")
+
+
+class _PaddedCall(nn.Module):
+    """The padded call of a model, with the inputs and outputs of the graph only."""
+
+    def __init__(self, model: AnyModel) -> None:
+        super().__init__()
+        self.model = model
+        self.splits = [len(names) > 1 for names in outputs_by_head(output_names(model))]
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
+        output = self.model(input_ids, attention_mask, token_type_ids)
+        if isinstance(output, SharedOutput):
+            logits: list[Tensor] = list(output.logits.values())
+        else:  # logits of tokens and of pairs of sentences, which no prediction reads
+            logits = [output[0] if isinstance(output, tuple) else output]
+        parts = [each.unbind(-1) if splits else (each,) for each, splits in zip(logits, self.splits, strict=True)]
+        return tuple(tensor for of_head in parts for tensor in of_head)
+
+
+def exported_graph(model: AnyModel) -> "onnx.ModelProto":
+    """Returns the float32 graph of a padded call, with free batch size and length.
+
+    Its inputs are ``input_names``, each int64 ``[B, T]``. Its outputs are ``output_names``, which are logits ``[B,
+    L]``, or ``[B, T, L]`` with zeros at padding (for a CRF the emissions), or for spans two tensors ``[B, T]``. The
+    encoder of several tasks is in the graph once.
+
+    Raises:
+        UsageError: The ``export`` extra is not installed, or the model is an exported one.
+    """
+    check_libraries(LIBRARIES, extra="export", purpose="ONNX graphs and int8")
+    if model.no_weights_reason:
+        raise UsageError(f"it cannot be converted, because {model.no_weights_reason}")
+    inputs, outputs = input_names(model.config), output_names(model)
+    mask = torch.ones(2, 7, dtype=torch.int64)  # any sizes but 0 and 1, which the exporter treats as fixed
+    mask[0, 5:] = 0
+    example = tuple(tensor.to(model.device) for tensor in (mask * 5, mask, torch.zeros_like(mask)))
+    free = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
+    with _quiet(), torch.no_grad(), in_evaluation(model):
+        program = torch.onnx.export(
+            _PaddedCall(model).eval(),
+            example[: len(inputs)],
+            dynamo=True,
+            verbose=False,
+            opset_version=OPSET,
+            input_names=inputs,
+            output_names=outputs,
+            dynamic_shapes=(free,) * len(inputs),
+        )
+    graph: onnx.ModelProto = program.model_proto  # type: ignore[union-attr]  # dynamo=True always gives a program
+    sizes = [size.dim_param for size in graph.graph.input[0].type.tensor_type.shape.dim]
+    names = dict(zip(sizes, ("batch", "sequence"), strict=True))
+    for value in (*graph.graph.input, *graph.graph.output):
+        for size in value.type.tensor_type.shape.dim:
+            if size.dim_param in names:
+                size.dim_param = names[size.dim_param]
+    # The metadata of nodes contain paths of this machine.
+    for message in (graph, graph.graph, *graph.graph.node, *graph.graph.input, *graph.graph.output, *graph.functions):
+        del message.metadata_props[:]
+    for weights in graph.graph.initializer:
+        del weights.metadata_props[:]
+    del graph.graph.value_info[:]  # intermediate shapes, which are wrong after the quantizer has transposed weights
+    return graph
+
+
+def check_int8(model: AnyModel) -> None:
+    """Raises UsageError if the head multiplies with a table over the vocabulary."""
+    if model.head.reads_embeddings:
+        raise UsageError(
+            f"int8 is not supported for {task_name(model.tasks)}, because its head has a weight for each token. Use "
+            "float32"
+        )
+
+
+def quantized_graph(graph: "onnx.ModelProto", *, weight_bits: Literal[7, 8] = 7) -> bytes:
+    """Returns the graph with int8 weights and dynamically quantized activations.
+
+    Weights have one scale per output channel, and activations one per token. Among the settings that were tried, this
+    changed the fewest labels (benchmarks/LOG.md). Embeddings, norms, softmax, the products of queries, keys and values,
+    and the head stay in float32. One range for a padded batch remains, so a row's scores depend a little on the
+    other rows.
+
+    Args:
+        graph: A float32 graph.
+        weight_bits: Use 8 for processors with VNNI. On others intermediate sums of 16 bits would overflow.
+    """
+    quantization = import_onnxruntime("onnxruntime.quantization")
+    # The products of the head, also under the names that the quantizer gives them first.
+    head = [node.name for node in graph.graph.node if any(name.startswith("model.head.") for name in node.input)]
+    with TemporaryDirectory() as folder, _quiet():
+        path = Path(folder) / "int8.onnx"
+        quantization.quantize_dynamic(
+            _with_token_scales(graph, excluded=head),
+            path,
+            op_types_to_quantize=["MatMul", "Gemm"],
+            per_channel=True,
+            reduce_range=weight_bits == 7,
+            weight_type=quantization.QuantType.QInt8,
+            nodes_to_exclude=[*head, *(f"{name}_MatMul" for name in head)],
+        )
+        return path.read_bytes()
+
+
+def _with_token_scales(graph: "onnx.ModelProto", *, excluded: Collection[str]) -> "onnx.ModelProto":
+    """Returns an equivalent graph that scales the activations of each token.
+
+    It divides the activations by their largest magnitude before a product. The quantizer has one scale for all tokens
+    of a product, so a token with large activations would leave few of the 256 steps for the others. The quotients
+    ``[..., I]`` have magnitudes up to 1. The product ``[..., O]`` is multiplied by the divisor ``[..., 1]`` before the
+    bias is added. A ``Gemm`` becomes a ``MatMul`` with the transposed weight, because layers may share weights, which
+    the quantizer would transpose again for each product.
+
+    Args:
+        graph: The graph of ``exported_graph``, which is not changed.
+        excluded: Names of products that are not changed.
+    """
+    helper, numpy_helper = import_module("onnx.helper"), import_module("onnx.numpy_helper")
+    weights = {tensor.name: tensor for tensor in graph.graph.initializer}
+    constants = {"last_axis": np.array([-1]), "least_divisor": np.array(np.finfo(np.float32).tiny)}
+    nodes, transposed = [], set()
+    for node in graph.graph.node:
+        if node.op_type not in ("MatMul", "Gemm") or node.input[1] not in weights or node.name in excluded:
+            nodes.append(node)
+            continue
+        (tokens, weight, *bias), (output,) = node.input, node.output
+        if any(attribute.name == "transB" and attribute.i for attribute in node.attribute):
+            transposed.add(weight)
+            weight = f"{weight}_transposed"
+        magnitudes, largest, divisor, quotients, product, scaled = (
+            f"{output}_{name}" for name in ("magnitudes", "largest", "divisor", "quotients", "product", "scaled")
+        )
+        nodes += [
+            helper.make_node("Abs", [tokens], [magnitudes]),
+            helper.make_node("ReduceMax", [magnitudes, "last_axis"], [largest]),
+            helper.make_node("Max", [largest, "least_divisor"], [divisor]),
+            helper.make_node("Div", [tokens, divisor], [quotients]),
+            helper.make_node("MatMul", [quotients, weight], [product], name=node.name),
+            helper.make_node("Mul", [product, divisor], [scaled if bias else output]),
+        ]
+        if bias:
+            nodes.append(helper.make_node("Add", [scaled, *bias], [output]))
+    constants |= {f"{name}_transposed": numpy_helper.to_array(weights[name]).T for name in sorted(transposed)}
+    result = type(graph)()
+    result.CopyFrom(graph)
+    del result.graph.node[:], result.graph.initializer[:]
+    result.graph.node.extend(nodes)
+    used = {name for node in nodes for name in node.input}
+    result.graph.initializer.extend(tensor for name, tensor in weights.items() if name in used)
+    result.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in constants.items())
+    return result
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silences messages about deprecated internals of torch, torchvision and graphs."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", category=FutureWarning, message=".*isinstance.treespec, LeafSpec.*")
+            warnings.filterwarnings("ignore", category=UserWarning, message=".*The axis name.*")
+            yield
+    finally:
+        logging.disable(disabled)

@@ -1,1 +1,0 @@
-"""Rules by which ``init`` recognises the rows of a task."""
