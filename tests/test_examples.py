@@ -34,7 +34,8 @@ max_length = 32
 train = "train.csv"
 validation = "dev.csv"
 [optim]
-max_steps = 2
+max_steps = 20
+learning_rate = 1e-3
 [run]
 output_dir = "runs/recipe"
 """
