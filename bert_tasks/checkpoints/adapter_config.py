@@ -1,6 +1,7 @@
 """The configuration of low-rank adapters in a folder of the library peft.
 
-The format is documented at https://huggingface.co/docs/peft/developer_guides/checkpoint.
+This module owns what ``adapter_config.json`` means: for which model the adapters are, their ranks and scales, and which
+of peft's options this package does not compute. The format is documented at https://huggingface.co/docs/peft/developer_guides/checkpoint.
 """
 
 import math
@@ -41,8 +42,10 @@ class AdapterConfig:
     Attributes:
         base: Name of the model that the adapters belong to.
         head: Type of the head that they were trained with. None if unknown.
-        rank, alpha: R and the numerator of the scale of all modules without a pattern.
-        ranks, alphas: Pairs of a pattern of names of modules, and R or alpha of these modules.
+        rank: R, the rank of the adapters of all modules that no pattern of ``ranks`` fits.
+        alpha: The numerator of the scale of all modules that no pattern of ``alphas`` fits.
+        ranks: Pairs of a pattern of names of modules, and the rank of these modules.
+        alphas: Pairs of a pattern of names of modules, and the numerator of the scale of these modules.
         has_root: True if the scale is ``alpha / sqrt(R)`` (rsLoRA, arXiv:2312.03732), not ``alpha / R``.
     """
 
@@ -61,7 +64,11 @@ class AdapterConfig:
     def scale_of(self, module: str) -> float:
         """Returns the factor of ``B A`` of a module."""
         rank = self.rank_of(module)
-        divisor = math.sqrt(rank) if self.has_root else rank
+        # Plain LoRA divides by R, so a larger R makes every adapter's change smaller. rsLoRA shows that the size of the
+        # change stays the same if the divisor is the root of R.
+        divisor: float = rank
+        if self.has_root:
+            divisor = math.sqrt(rank)
         return _of_module(self.alphas, module, self.alpha) / divisor
 
 
@@ -115,10 +122,13 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
     has_root = config.get("use_rslora", False)
     if not isinstance(has_root, bool):
         refuse(path, f"use_rslora is {has_root!r}, expected true or false")
-    heads = [head for head, name in TASK_TYPES.items() if name == config.get("task_type")]
+    head = None
+    for kind, name in TASK_TYPES.items():
+        if name == config.get("task_type"):
+            head = kind
     return AdapterConfig(
         base=base,
-        head=heads[0] if heads else None,
+        head=head,
         rank=_rank(path, "r", config.get("r", _USUAL)),
         alpha=_alpha(path, "lora_alpha", config.get("lora_alpha", _USUAL)),
         ranks=_patterns(path, "rank_pattern", config.get("rank_pattern"), _rank),
@@ -134,11 +144,14 @@ def _rank(path: Path, name: str, value: Any) -> int:
 
 
 def _alpha(path: Path, name: str, value: Any) -> float:
+    # True and False are numbers to Python, but in JSON they are not.
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    try:
-        alpha = float(value) if is_number else math.nan
-    except OverflowError:  # a whole number of hundreds of digits
-        alpha = math.inf
+    alpha = math.nan
+    if is_number:
+        try:
+            alpha = float(value)
+        except OverflowError:  # a whole number of hundreds of digits
+            alpha = math.inf
     if not math.isfinite(alpha):
         refuse(path, f"{name} is {shortened(value)}, expected a finite number")
     return alpha
@@ -147,9 +160,9 @@ def _alpha(path: Path, name: str, value: Any) -> float:
 def _patterns(
     path: Path, name: str, value: Any, check: Callable[[Path, str, Any], ValueT]
 ) -> Sequence[tuple[re.Pattern[str], ValueT]]:
-    """Returns the values by patterns, which are regular expressions.
+    """Returns pairs of a pattern and its value, checked by ``check``.
 
-    They fit the last components of a name, as in peft's ``get_pattern_key``
+    The keys are regular expressions. They fit the last components of a name, as in peft's ``get_pattern_key``
     (https://github.com/huggingface/peft/blob/main/src/peft/utils/other.py).
     """
     if value is None:

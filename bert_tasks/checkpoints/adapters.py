@@ -1,6 +1,7 @@
 """Low-rank adapters in folders of the library peft, for writing and loading.
 
-The format is documented at https://huggingface.co/docs/peft/developer_guides/checkpoint.
+This module owns the names of the adapters' tensors, and adds them to the weights of their base on loading, so that the
+rest of the package never sees a file of adapters. The format is documented at https://huggingface.co/docs/peft/developer_guides/checkpoint.
 """
 
 from collections import Counter
@@ -70,7 +71,8 @@ def with_adapters(weights: Mapping[str, Tensor], folder: Path, base: str) -> dic
     Raises:
         CheckpointError: The adapters belong to another model, or a file is damaged.
     """
-    config, path = read_adapter_config(folder), checked_file(folder, ADAPTER_WEIGHTS)
+    config = read_adapter_config(folder)
+    path = checked_file(folder, ADAPTER_WEIGHTS)
     tensors = {name.removeprefix(_PREFIX): tensor for name, tensor in read_safetensors(path).items()}
     merged = dict(weights)
     for module, (lora_a, lora_b) in _matrices(path, tensors).items():
@@ -81,10 +83,19 @@ def with_adapters(weights: Mapping[str, Tensor], folder: Path, base: str) -> dic
         if rank != len(lora_a):
             refuse(path, f"{module}{_LORA_A} has rank {len(lora_a)}, but {ADAPTER_CONFIG} says {rank}")
         whole = weights[target]
+        # In float32, because the sum of products in half precision would lose digits before the result is rounded.
         change = config.scale_of(module) * (lora_b.float() @ lora_a.float())
         merged[target] = (whole.float() + change).to(whole.dtype)
-    stored = {name: tensor for name, tensor in tensors.items() if not name.endswith((_LORA_A, _LORA_B))}
-    return merged | {_key_of(name, weights) or name: tensor for name, tensor in stored.items()}
+    # peft stores the modules that were trained as a whole, such as a new head, beside the adapters. They replace those
+    # of the base.
+    for name, tensor in tensors.items():
+        if name.endswith((_LORA_A, _LORA_B)):
+            continue
+        key = _key_of(name, weights)
+        if key is None:
+            key = name
+        merged[key] = tensor
+    return merged
 
 
 def _matrices(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
@@ -100,11 +111,11 @@ def _matrices(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, tuple[Tens
         if not tensor.is_floating_point():
             refuse(path, f"{name} has dtype {tensor.dtype}, expected floating point numbers")
         module = name.removesuffix(_LORA_A).removesuffix(_LORA_B)
-        halves = module + _LORA_A, module + _LORA_B
-        for half in halves:
+        lora_a, lora_b = module + _LORA_A, module + _LORA_B
+        for half in (lora_a, lora_b):
             if half not in tensors:
                 refuse(path, f"{name} is there, but {half} is missing. The file is incomplete. Save it again")
-        pairs[module] = tensors[halves[0]], tensors[halves[1]]
+        pairs[module] = tensors[lora_a], tensors[lora_b]
     if not pairs:
         refuse(path, "it has no adapters, which would be called ...lora_A.weight and ...lora_B.weight")
     return pairs
@@ -118,10 +129,14 @@ def _fit(lora_a: Tensor, lora_b: Tensor, weight: Tensor) -> bool:
 
 def _key_of(name: str, weights: Mapping[str, Tensor]) -> str | None:
     """Returns the key of a parameter in a file with or without the family's prefix."""
+    # A base model's file has no prefix such as "bert.", but adapters of a model with a head have it.
     for key in (name, name.partition(".")[2]):
         if key in weights:
             return key
-    return next((key for key in weights if key.partition(".")[2] == name), None)
+    for key in weights:
+        if key.partition(".")[2] == name:
+            return key
+    return None
 
 
 def adapter_files(
@@ -165,6 +180,8 @@ def adapter_files(
             ranks[module] = column
             tensors[_PREFIX + module + _LORA_A] = torch.cat([block.lora_a for block in blocks])
             tensors[_PREFIX + module + _LORA_B] = lora_b
+    # The file states one rank for all modules and the exceptions as patterns. A module that several blocks change has
+    # the sum of their ranks. peft divides alpha by R, so alpha is larger there, too, and the scale is the same.
     usual, _ = Counter(ranks.values()).most_common(1)[0]
     scale = adapters.alpha / adapters.rank
     unusual = {module: rank for module, rank in ranks.items() if rank != usual}

@@ -1,6 +1,7 @@
 """Checks of the files of a model folder before they are parsed.
 
-The module also reads JSON objects. Every failure names the file and its problem.
+A model folder comes from somebody else, so a file may be too large, cut off, a pipe, a web page or a git-lfs pointer.
+The module owns these checks and the reading of JSON objects. Every failure names the file and its problem.
 """
 
 import json
@@ -12,8 +13,15 @@ from typing import Any, NoReturn
 
 from bert_tasks.errors import CheckpointError
 
+# A config.json has a few kilobytes, and more only with the names of very many labels. The limit keeps a damaged or
+# hostile file from filling the memory.
 MAX_CONFIG_BYTES = 16 * 2**20
-_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+_WEIGHTS = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
 # Without these bytes no text of a JSON file holds a surrogate. It is escaped, encoded as if it were a character, or the
 # file is in UTF-16 or UTF-32.
 _SURROGATES = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]|\0")
@@ -49,7 +57,8 @@ def read_json_value(path: Path, *, max_bytes: int) -> Any:
         content = path.read_bytes()
         value = json.loads(content, parse_constant=_refuse_constant)
         if _SURROGATES.search(content):
-            json.dumps(value, ensure_ascii=False).encode()  # fails for half of a pair
+            # Python's parser accepts half of a pair, but no file or terminal can hold the text. Encoding fails for it.
+            json.dumps(value, ensure_ascii=False).encode()
         return value
     except UnicodeEncodeError as error:
         code = ascii(error.object[error.start])
@@ -70,11 +79,13 @@ def checked_file(folder: Path, name: str) -> Path:
     try:
         mode = path.stat().st_mode
     except OSError as error:
-        dangling = isinstance(error, FileNotFoundError) and path.is_symlink()
-        refuse(path, "a link to a file that does not exist" if dangling else f"{error.strerror}")
+        reason = f"{error.strerror}"
+        if isinstance(error, FileNotFoundError) and path.is_symlink():
+            reason = "a link to a file that does not exist"
+        refuse(path, reason)
     except ValueError:  # a null character
         refuse(folder, f"{name!a} cannot be the name of a file")
-    if not stat.S_ISREG(mode):
+    if not stat.S_ISREG(mode):  # reading a pipe would wait for ever
         refuse(path, "not a regular file")
     try:
         with path.open("rb") as file:
@@ -97,7 +108,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         CheckpointError: The file is missing, too large or not a JSON object, or the folder holds a TensorFlow
             checkpoint.
     """
-    has_weights = any((folder / f"{name}{suffix}").exists() for name in _WEIGHTS for suffix in ("", ".index.json"))
+    has_weights = any((folder / name).exists() for name in _WEIGHTS)
     if not has_weights and any(folder.glob("?*.index")):
         raise CheckpointError(
             f"{folder} holds a TensorFlow checkpoint, which is not supported. Every model of Google is on the hub in "
@@ -105,10 +116,13 @@ def read_config(folder: Path) -> dict[str, Any]:
         )
     if not os.path.lexists(folder / "config.json"):
         inner = folder / "model"
-        hint = f". Did you mean {inner}?" if (inner / "config.json").is_file() else ""
+        hint = ""
+        if (inner / "config.json").is_file():
+            hint = f". Did you mean {inner}?"
         raise CheckpointError(f"{folder}: no config.json. Expected a folder that `save_pretrained` wrote{hint}")
     return read_json(checked_file(folder, "config.json"), max_bytes=MAX_CONFIG_BYTES)
 
 
 def _refuse_constant(name: str) -> NoReturn:
+    """Refuses NaN and Infinity, which Python's parser accepts although JSON has no such numbers."""
     raise ValueError(f"{name} is not a number in JSON")

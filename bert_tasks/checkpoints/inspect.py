@@ -80,10 +80,15 @@ class Inspection(Result):
     def lines(self, *, verbose: bool = False) -> list[str]:
         """Returns the report for a terminal, with ``verbose`` also the name of every key."""
         sizes = self.sizes
-        tokenizer = "none" if self.tokenizer is None else f"{self.tokenizer}, {self.tokenizer_vocabulary} tokens"
+        family = self.family
+        if self.architectures:
+            family = f"{self.family} ({', '.join(self.architectures)})"
+        tokenizer = "none"
+        if self.tokenizer is not None:
+            tokenizer = f"{self.tokenizer}, {self.tokenizer_vocabulary} tokens"
         entries = {
             "folder": self.folder,
-            "family": f"{self.family} ({', '.join(self.architectures)})" if self.architectures else self.family,
+            "family": family,
             "head": self.head,
             "task": self.task,
             "labels": ", ".join(self.labels),
@@ -95,9 +100,11 @@ class Inspection(Result):
             "tokenizer": tokenizer,
             "files": ", ".join(f"{name} ({size:,} bytes)" for name, size in self.files.items()),
         }
-        renamed = f" ({self.report.renamed} under another name in the file)" if self.report.renamed else ""
+        loaded = "loaded"
+        if self.report.renamed:
+            loaded = f"loaded ({self.report.renamed} under another name in the file)"
         listed = {
-            f"loaded{renamed}": self.report.loaded,
+            loaded: self.report.loaded,
             "dropped": self.report.dropped,
             "ignored": self.report.ignored,
             "in task_head.safetensors": self.head_keys,
@@ -124,52 +131,71 @@ def inspect_checkpoint(name: str | Path, *, revision: str | None = None) -> Insp
     folder = resolve(name, revision=revision)
     hf_config = read_config(folder)
     family, config = family_of(hf_config), encoder_config(hf_config)
-    hf_head = head_kind(hf_config)
-    head = "base" if hf_head is None else hf_head
+    head = head_kind(hf_config)
+    if head is None:
+        head = "base"
     labels = _labels(hf_config, head)
     shapes, names = _expected(family, config, head, num_labels=len(labels))
     tensors = model_weights(folder, family)
+    # Many base models were saved without their pooler, which only the sequence head reads, so it may be missing.
     if not pooler_is_there(family, tensors):
         names = {key: sources for key, sources in names.items() if not key.startswith("pooler.")}
         shapes = {key: shapes[key] for key in names}
     copies = copies_of_tied(family, config, names, head=head)
     matched = match_weights(tensors, names, shapes=shapes, family=family, copies=copies, copy=False, strict=False)
+    problems = list(matched.problems)
+    head_keys: tuple[str, ...] = ()
     head_tensors = read_head_tensors(folder)
-    tokenizer, refusals = None, []
+    if head_tensors is not None:
+        head_keys = tuple(sorted(head_tensors))
+    tokenizer_class, tokenizer_vocabulary = None, None
     try:
         tokenizer = load_tokenizer(folder, vocab_size=config.vocab_size, required=False)
-        tokenizer = None if tokenizer is None else trained_segments(tokenizer, second=config.second_segment)
+        if tokenizer is not None:
+            tokenizer = trained_segments(tokenizer, second=config.second_segment)
+            tokenizer_class, tokenizer_vocabulary = type(tokenizer).__name__, len(tokenizer)
     except CheckpointError as error:
-        tokenizer, refusals = None, [str(error)]
-    numbers = {key: shape.numel() for key, shape in shapes.items()}
-    settings, architectures = hf_config.get(CONFIG_KEY), hf_config.get("architectures")
+        problems.append(str(error))
+    architectures = hf_config.get("architectures")
+    if not isinstance(architectures, list):
+        architectures = []
+    task = None
+    settings = hf_config.get(CONFIG_KEY)
+    if isinstance(settings, dict) and "task" in settings:
+        task = str(settings["task"])
     # Only of parameters, because old files also hold buffers of integers.
     dtypes = {str(tensor.dtype) for tensor in tensors.values() if tensor.is_floating_point()}
     files = [file for file in sorted(folder.iterdir()) if file.is_file() and is_model_file(file.name)]
     return Inspection(
         folder=str(folder),
         family=family.model_type,
-        architectures=tuple(map(str, architectures)) if isinstance(architectures, list) else (),
+        architectures=tuple(map(str, architectures)),
         head=head,
-        sizes={
-            "hidden": config.hidden_size,
-            "layers": len(config.layer_order),
-            "heads": config.num_attention_heads,
-            "vocabulary": config.vocab_size,
-            "parameters": sum(numbers.values()),
-            "embedding_parameters": sum(numbers[key] for key in numbers if key.startswith("encoder.embeddings.")),
-        },
+        sizes=_sizes(config, shapes),
         usable_length=config.usable_length,
         dtypes=tuple(sorted(dtype.removeprefix("torch.") for dtype in dtypes)),
         report=matched.report,
-        head_keys=() if head_tensors is None else tuple(sorted(head_tensors)),
-        tokenizer=None if tokenizer is None else type(tokenizer).__name__,
-        tokenizer_vocabulary=None if tokenizer is None else len(tokenizer),
+        head_keys=head_keys,
+        tokenizer=tokenizer_class,
+        tokenizer_vocabulary=tokenizer_vocabulary,
         labels=labels,
-        task=str(settings["task"]) if isinstance(settings, dict) and "task" in settings else None,
+        task=task,
         files={file.name: file.stat().st_size for file in files},
-        problems=(*matched.problems, *refusals),
+        problems=tuple(problems),
     )
+
+
+def _sizes(config: EncoderConfig, shapes: Mapping[str, torch.Size]) -> dict[str, int]:
+    """Returns the dimensions of a model, and the numbers of its parameters."""
+    numbers = {key: shape.numel() for key, shape in shapes.items()}
+    return {
+        "hidden": config.hidden_size,
+        "layers": len(config.layer_order),
+        "heads": config.num_attention_heads,
+        "vocabulary": config.vocab_size,
+        "parameters": sum(numbers.values()),
+        "embedding_parameters": sum(numbers[key] for key in numbers if key.startswith("encoder.embeddings.")),
+    }
 
 
 def _expected(
@@ -177,6 +203,7 @@ def _expected(
 ) -> tuple[dict[str, torch.Size], dict[str, tuple[str, ...]]]:
     """Returns shapes and Hugging Face names of the parameters, including the pooler."""
     pooler = head == "base" and family.pooler is not None
+    # The meta device has shapes and no numbers, so even a model of many gigabytes is described at once.
     with torch.device("meta"):
         model = nn.ModuleDict({"encoder": TransformerEncoder(config)})
         if pooler:
@@ -184,8 +211,10 @@ def _expected(
         match head:
             case "sequence":
                 model["head"] = SequenceHead(config, num_labels)
-            case "token" | "span":
-                model["head"] = PerTokenHead(config, 2 if head == "span" else num_labels, dropout=0.0)
+            case "token":
+                model["head"] = PerTokenHead(config, num_labels, dropout=0.0)
+            case "span":
+                model["head"] = PerTokenHead(config, 2, dropout=0.0)  # a span's start and its end
             case "masked-lm":
                 model["head"] = VocabularyHead(config)
             case "choice":
@@ -199,11 +228,13 @@ def _expected(
 
 
 def _labels(hf_config: Mapping[str, Any], head: str) -> tuple[str, ...]:
-    """Returns label names by id, for a classifier else transformers' default names."""
+    """Returns the names of the labels by id. A classifier without names has transformers' default names."""
     names = label_names(hf_config)
     if names or isinstance(hf_config.get("id2label"), dict):
         return names
     if head not in ("sequence", "token"):
         return ()
     number = hf_config.get("num_labels")
-    return tuple(f"LABEL_{index}" for index in range(2 if number is None else number))
+    if number is None:
+        number = 2  # the default of transformers
+    return tuple(f"LABEL_{index}" for index in range(number))

@@ -11,8 +11,9 @@ import pickle
 import struct
 import warnings
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 
@@ -67,9 +68,12 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
             f"{folder}: an exported model, which predict and evaluate run. It has no weights to train, inspect or "
             "export again. Use the model that it was made from"
         )
-    looked_for = ", ".join(file for name in _FORMATS for file in (name, f"{name}.index.json"))
-    other = [name for name in _OTHER_FORMATS if (folder / name).exists()]
-    hint = f". Save the model with transformers first, because {other[0]} is not supported" if other else ""
+    looked_for = ", ".join(f"{name}, {name}.index.json" for name in _FORMATS)
+    hint = ""
+    for name in _OTHER_FORMATS:
+        if (folder / name).exists():
+            hint = f". Save the model with transformers first, because {name} is not supported"
+            break
     raise CheckpointError(f"{folder}: no weights. Expected one of {looked_for}{hint}")
 
 
@@ -87,7 +91,9 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
         if is_out_of_memory(error):
             raise
         refuse(path, f"damaged or truncated ({error}). Download it again")
-    digest = None if metadata is None else metadata.get(DIGEST)
+    digest = None  # as in files of other programs
+    if metadata is not None:
+        digest = metadata.get(DIGEST)
     if digest is not None and digest != tensors_digest(tensors):
         refuse(
             path,
@@ -99,15 +105,15 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
 
 def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
     """Returns the sha256 of names, dtypes, shapes and values, whatever their order."""
-    plain = ((name, tensors[name].detach().cpu().contiguous()) for name in sorted(tensors))
-    return sha256(
-        chunk
-        for name, tensor in plain
-        for chunk in (
-            json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode(),
-            tensor.reshape(-1).view(torch.uint8).numpy().data,
-        )
-    )
+
+    def chunks() -> Iterator[bytes | memoryview]:
+        for name in sorted(tensors):
+            tensor = tensors[name].detach().cpu().contiguous()
+            yield json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode()
+            # As bytes, because numpy has no bfloat16.
+            yield tensor.reshape(-1).view(torch.uint8).numpy().data
+
+    return sha256(chunks())
 
 
 def _read_shards(folder: Path, index: str, read: Callable[[Path], dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -118,6 +124,7 @@ def _read_shards(folder: Path, index: str, read: Callable[[Path], dict[str, Tens
         refuse(path, "expected `weight_map`, from tensor names to file names")
     tensors: dict[str, Tensor] = {}
     for shard in sorted(set(weight_map.values())):
+        # An index could name a file anywhere on this machine, also with the separators of Windows.
         if shard != os.path.basename(shard) or shard in ("", ".", "..") or "\\" in shard or "\0" in shard:
             refuse(path, f"{shard!r} is not a plain file name. Shards must be in the folder of the index")
         root = Path(os.path.realpath(folder))
@@ -129,7 +136,9 @@ def _read_shards(folder: Path, index: str, read: Callable[[Path], dict[str, Tens
         expected = {key for key, file in weight_map.items() if file == shard}
         if part_tensors.keys() != expected:
             key = min(part_tensors.keys() ^ expected)
-            problem = "is missing from" if key in expected else "is not listed by the index but is in"
+            problem = "is not listed by the index but is in"
+            if key in expected:
+                problem = "is missing from"
             refuse(path, f"{key} {problem} {shard}")
         tensors |= part_tensors
     return tensors
@@ -139,6 +148,7 @@ def _read_pickle(path: Path) -> dict[str, Tensor]:
     """Reads a ``pytorch_model.bin`` with torch's restricted unpickler, without code."""
     try:
         if zipfile.is_zipfile(path):
+            # Zeros compress to almost nothing, so a small archive could expand to more than the memory.
             with zipfile.ZipFile(path) as archive:
                 size = sum(entry.file_size for entry in archive.infolist())
             if size > path.stat().st_size:
@@ -161,6 +171,7 @@ def _read_pickle(path: Path) -> dict[str, Tensor]:
     for name, value in content.items():
         if not isinstance(name, str) or not isinstance(value, Tensor):
             refuse(path, f"the entry {name!r} is a {type(value).__name__}. Expected tensors only")
+        # ``map_location`` does not move tensors of the meta device, which have no numbers.
         if value.layout != torch.strided or value.device.type != "cpu" or value.is_quantized:
             refuse(path, f"{name} is not a plain dense tensor")
     return {name: value.detach() for name, value in content.items()}
@@ -182,7 +193,9 @@ def module_tensors(tensors: Mapping[str, Tensor], family: Family) -> dict[str, T
     for in_file, in_modules in family.file_names.items():
         for key in [key for key in renamed if in_file in key]:
             whole = renamed.pop(key)
-            pieces = whole.tensor_split(len(in_modules)) if whole.dim() else [whole] * len(in_modules)
+            pieces: Sequence[Tensor] = [whole] * len(in_modules)
+            if whole.dim() > 0:  # a number cannot be split. Matching reports its shape later
+                pieces = whole.tensor_split(len(in_modules))
             for in_module, piece in zip(in_modules, pieces, strict=True):
                 name = key.replace(in_file, in_module)
                 if name in renamed:
@@ -196,7 +209,9 @@ class LoadReport:
     """The loader's action for each key of the file, in Hugging Face's names.
 
     Attributes:
-        loaded: Keys of loaded tensors. ``renamed`` keys have another name in the file (gamma/beta, missing prefix).
+        loaded: Keys of loaded tensors.
+        renamed: Number of these keys that have another name in the file, such as ``gamma`` for the weight of a norm, or
+            a name without the prefix.
         new: Freshly initialised parameters of the task head that are missing in the file or have another shape there.
         dropped: Keys of heads of another task or of pre-training.
         ignored: Buffers, and copies of tied tensors, that older versions saved.
@@ -211,6 +226,7 @@ class LoadReport:
     notes: tuple[str, ...] = ()
 
     def summary(self) -> str:
+        """Returns the report in a few sentences, for the log."""
         parts = [f"{len(self.loaded)} tensors loaded"]
         if self.new:
             parts.append(f"new head: {', '.join(self.new)}")
@@ -268,18 +284,21 @@ def match_weights(
         CheckpointError: The message names every unknown key, missing tensor, wrong shape or tensor with NaN or
             infinity.
     """
-    sources_read = {source for sources in names.values() for source in sources}
+    sources_read = set(chain.from_iterable(names.values()))
     keys: dict[str, str] = {}  # full HF name -> the file's key
     unused = set(tensors)
     problems: list[str] = []
     for key in tensors:
-        current = current_name(family, key)
-        full = current if current in sources_read else family.prefix + current
+        full = current_name(family, key)
+        if full not in sources_read:  # a base model's file, whose names have no prefix
+            full = family.prefix + full
         if full in keys:
             problems.append(f"{full} appears twice, as {keys[full]} and as {key}")
             unused.remove(key)
         elif full in sources_read:
             keys[full] = key
+    # transformers has saved tied decoders under their own name, too. A copy takes the place of a table that is missing.
+    # If both are there and differ, it is not known which one the model was trained with.
     for key, name in copies.items():
         if key in tensors and keys.setdefault(name, key) != key:
             tied = tensors[keys[name]]
@@ -292,27 +311,25 @@ def match_weights(
         in_head = parameter.startswith("head.")
         is_ignored = ignore_head and in_head and not any(map(family.is_in_any_model, sources))
         shape = [shapes[parameter][0] // len(sources), *shapes[parameter][1:]]
-        faults, parts = [], []
-        for source in sources:
-            tensor = None if is_ignored or source not in keys else tensors[keys[source]]
-            if tensor is None:
-                faults.append(f"missing tensor {source}")
-            elif list(tensor.shape) != shape:
-                faults.append(f"{source} has shape {list(tensor.shape)}, expected {shape}")
-            elif not tensor.is_floating_point():
-                faults.append(f"{source} has dtype {tensor.dtype}, expected floating point numbers")
-            else:
-                parts.append(tensor.to(dtype, copy=copy))
+        found: dict[str, Tensor] = {}
+        if not is_ignored:
+            found = {source: tensors[keys[source]] for source in sources if source in keys}
+        faults = _faults(sources, found, shape)
         if faults and in_head and head_may_be_new:
             new += sources
             continue
         if not faults:
-            broken = [source for source, tensor in zip(sources, parts, strict=True) if not _is_finite(tensor)]
+            parts = [found[source].to(dtype, copy=copy) for source in sources]
+            # After the conversion, because a number may be finite in float32 and too large for float16.
+            broken = [source for source, part in zip(sources, parts, strict=True) if not _is_finite(part)]
             faults = [_NOT_FINITE.format(name=source, dtype=dtype) for source in broken]
         problems += faults
         if not faults:
-            tensors_found[parameter] = parts[0] if len(parts) == 1 else torch.cat(parts)
+            tensors_found[parameter] = parts[0]
+            if len(parts) > 1:  # one layer here makes queries, keys and values
+                tensors_found[parameter] = torch.cat(parts)
             loaded += sources
+        # The keys of a head that does not fit stay unused, so that the report lists them as dropped.
         if not faults or not in_head:
             unused -= {keys[source] for source in sources if source in keys}
     dropped, ignored, unknown = split_unused(family, unused - copies.keys())
@@ -327,6 +344,19 @@ def match_weights(
         ignored=(*ignored, *sorted(unused & copies.keys())),
     )
     return CheckpointMatch(tensors=tensors_found, report=report, problems=tuple(problems))
+
+
+def _faults(sources: Sequence[str], found: Mapping[str, Tensor], shape: list[int]) -> list[str]:
+    """Returns messages about the sources of a parameter that are missing or no floating point numbers of a shape."""
+    faults = []
+    for source in sources:
+        if source not in found:
+            faults.append(f"missing tensor {source}")
+        elif list(found[source].shape) != shape:
+            faults.append(f"{source} has shape {list(found[source].shape)}, expected {shape}")
+        elif not found[source].is_floating_point():
+            faults.append(f"{source} has dtype {found[source].dtype}, expected floating point numbers")
+    return faults
 
 
 def checked_tensors(tensors: Mapping[str, Tensor], dtypes: Mapping[str, torch.dtype]) -> dict[str, Tensor]:
@@ -354,12 +384,18 @@ def checked_tensors(tensors: Mapping[str, Tensor], dtypes: Mapping[str, torch.dt
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    """Returns True if all numbers are finite, without copies of a large table."""
+    """Returns True if all numbers are finite, without copies of a large table.
+
+    Infinity is the least or the greatest number of a tensor, and NaN becomes both of them.
+    """
     if not tensor.is_floating_point() or tensor.numel() == 0:
         return True
     return bool(torch.stack(torch.aminmax(tensor)).isfinite().all())
 
 
 def _listing(headline: str, problems: list[str], most: int = 8) -> str:
-    more = [f"and {len(problems) - most} more"] if len(problems) > most else []
-    return "\n  ".join([f"{headline}:", *problems[:most], *more])
+    """Returns a message with one problem on a line, and the number of those that are left out."""
+    lines = [f"{headline}:", *problems[:most]]
+    if len(problems) > most:
+        lines.append(f"and {len(problems) - most} more")
+    return "\n  ".join(lines)

@@ -1,6 +1,7 @@
 """Writes a model folder that stock transformers opens.
 
-Each file is written whole or not at all, with the mode of the umask. The module owns file names, their order and modes.
+Each file is written whole or not at all, with the mode of the umask. The module owns file names, their order and modes,
+and the inverse of what loading does with the names of tensors.
 """
 
 import json
@@ -54,10 +55,14 @@ def hf_tensors(
     storages: set[int] = set()  # safetensors does not write the same memory twice
     for parameter, tensor in state_dict.items():
         whole, count = tensor.detach().cpu().contiguous(), len(names[parameter])
-        parts = (whole,) if count == 1 else whole.tensor_split(count)  # a buffer may be one number, without dimensions
+        parts: tuple[Tensor, ...] = (whole,)
+        if count > 1:  # else it may be a buffer of one number, which has no dimension to split
+            parts = whole.tensor_split(count)
         storage = whole.untyped_storage().data_ptr()
         for name, piece in zip(names[parameter], parts, strict=True):
-            tensors[name.removeprefix(strip_prefix)] = piece.clone() if storage in storages else piece
+            if storage in storages:
+                piece = piece.clone()
+            tensors[name.removeprefix(strip_prefix)] = piece
         storages.add(storage)
     return tensors
 
@@ -67,8 +72,11 @@ def file_tensors(tensors: Mapping[str, Tensor], family: Family) -> dict[str, Ten
     renamed = dict(tensors)
     for in_file, (first, *others) in family.file_names.items():
         for name in [name for name in renamed if first and first in name]:
-            pieces = [renamed.pop(name.replace(first, fragment)) for fragment in (first, *others)]
-            renamed[name.replace(first, in_file)] = torch.cat(pieces) if others else pieces[0]
+            whole = renamed.pop(name)
+            if others:
+                pieces = [renamed.pop(name.replace(first, fragment)) for fragment in others]
+                whole = torch.cat([whole, *pieces])
+            renamed[name.replace(first, in_file)] = whole
     return renamed
 
 
@@ -84,20 +92,35 @@ def save_folder(
     """Writes config.json, the tokenizer and weights, also of heads that HF lacks.
 
     Each file appears whole or not at all. The metadata of weights hold a digest of them, which reading compares.
-    Weights under other names from an earlier save are removed. ``tensors`` is None for a folder whose weights lie
-    elsewhere. With ``adapter_config`` the tensors are adapters, which go to the files of peft.
+    Weights under other names from an earlier save are removed.
+
+    Args:
+        folder: The folder. It may exist, and other files in it stay.
+        config: Content of config.json. The dtype of the tensors is added.
+        tensors: Weights by the names of transformers, or None for a folder whose weights lie elsewhere.
+        tokenizer: The tokenizer, or None to write none.
+        head_tensors: Weights of a head that transformers lacks, or None.
+        adapter_config: The configuration of adapters. If it is set, ``tensors`` are adapters, which go to the files of
+            peft.
 
     Raises:
         CheckpointError: The folder is not writable.
     """
     try:
         with atomic_files(folder, first=".safetensors") as staging:
-            kept = {key: value for key, value in config.items() if key not in ("_name_or_path", "torch_dtype", "dtype")}
-            dtypes = {str(tensor.dtype) for tensor in ({} if tensors is None else tensors).values()}
-            dtype = {"dtype": dtypes.pop().removeprefix("torch.")} if len(dtypes) == 1 else {}
-            _write_json(kept | dtype, staging / "config.json")
+            # The dtype of the loaded file may be another than that of these tensors, and the name would publish a path.
+            not_kept = ("_name_or_path", "torch_dtype", "dtype")
+            saved_config = {key: value for key, value in config.items() if key not in not_kept}
             if tensors is not None:
-                _save_tensors(tensors, staging / (WEIGHTS if adapter_config is None else ADAPTER_WEIGHTS))
+                dtypes = {str(tensor.dtype) for tensor in tensors.values()}
+                if len(dtypes) == 1:
+                    saved_config["dtype"] = dtypes.pop().removeprefix("torch.")
+            _write_json(saved_config, staging / "config.json")
+            weights_file = WEIGHTS
+            if adapter_config is not None:
+                weights_file = ADAPTER_WEIGHTS
+            if tensors is not None:
+                _save_tensors(tensors, staging / weights_file)
             if adapter_config is not None:
                 _write_json(adapter_config, staging / ADAPTER_CONFIG)
             if head_tensors is not None:
@@ -108,7 +131,10 @@ def save_folder(
             if _STALE.fullmatch(file.name) or (file.name == HEAD and head_tensors is None):
                 file.unlink()
     except (OSError, SafetensorError) as error:
-        size = sum(tensor.nbytes for group in (tensors, head_tensors) if group is not None for tensor in group.values())
+        size = 0
+        for group in (tensors, head_tensors):
+            if group is not None:
+                size += sum(tensor.nbytes for tensor in group.values())
         raise CheckpointError(f"{folder} cannot be written ({weights_write_error(error, folder, size)})") from error
 
 
@@ -132,7 +158,9 @@ def read_head_tensors(folder: Path) -> dict[str, Tensor] | None:
     Raises:
         CheckpointError: The file is damaged.
     """
-    return read_safetensors(checked_file(folder, HEAD)) if os.path.lexists(folder / HEAD) else None
+    if not os.path.lexists(folder / HEAD):  # a broken link is there, and reading reports it
+        return None
+    return read_safetensors(checked_file(folder, HEAD))
 
 
 def _save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
@@ -143,6 +171,7 @@ def _save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
         header = json.loads(file.read(length))
         metadata = dict(sorted(header.pop("__metadata__").items()))
         text = json.dumps({"__metadata__": metadata, **header}, separators=(",", ":"), ensure_ascii=False).encode()
+        # Spaces fill what is left of the header, so that the tensors behind it keep their places.
         if len(text) <= length:
             file.seek(8)
             file.write(text.ljust(length))

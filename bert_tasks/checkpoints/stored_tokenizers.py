@@ -1,6 +1,7 @@
 """Opens tokenizers without importing transformers, which takes long.
 
-The cache stores the result of AutoTokenizer, the tokenizer of the library ``tokenizers`` and the additions of
+This module owns the cache of opened tokenizers, and the class that stands for a tokenizer of transformers. The cache
+stores the result of AutoTokenizer, the tokenizer of the library ``tokenizers`` and the additions of
 transformers. It is read if the same files are opened again. The classes of transformers build a tokenizer anew from its
 vocabulary, so tokenizer.json alone would not give the same ids for every family.
 """
@@ -116,7 +117,9 @@ class StoredTokenizer:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "_attributes" not in self.__dict__:  # while it is copied
             raise AttributeError(name)
-        return self._attributes[name] if name in self._attributes else getattr(self.of_transformers, name)
+        if name in self._attributes:
+            return self._attributes[name]
+        return getattr(self.of_transformers, name)
 
     def __len__(self) -> int:
         return self.backend_tokenizer.get_vocab_size(with_added_tokens=True)
@@ -132,58 +135,85 @@ class StoredTokenizer:
 
     def __call__(self, text: Any, text_pair: Any = None, **options: Any) -> Any:
         """Encodes texts as the tokenizer of transformers does."""
-        truncation, is_split = options.get("truncation", False), options.get("is_split_into_words", False)
+        truncation = options.get("truncation", False)
+        is_split = options.get("is_split_into_words", False)
+        # Without a length transformers truncates at ``model_max_length``, and warns if that is not set.
         is_unlimited = truncation and options.get("max_length") is None
         if options.keys() - _OPTIONS or options.get("padding") or is_unlimited:
             return self.of_transformers(text, text_pair, **options)
+        # A list of words is one text if ``is_split_into_words`` is set, and several texts otherwise.
         is_batch = not isinstance(text, str) and not (is_split and (not text or isinstance(text[0], str)))
-        texts, pairs = (text, text_pair) if is_batch else ([text], [text_pair] if text_pair else None)
+        inputs = [text]
+        if is_batch:
+            inputs = text
+            if text_pair is not None:
+                inputs = list(zip(text, text_pair, strict=True))
+        elif text_pair:
+            inputs = [(text, text_pair)]
+        self._prepare(options)
         backend = self.backend_tokenizer
-        backend.no_padding()
-        backend.no_truncation()
-        if truncation:
-            backend.enable_truncation(
-                options["max_length"],
-                stride=options.get("stride", 0),
-                strategy="longest_first" if truncation is True else truncation,
-                direction=self.truncation_side,
-            )
-        backend.encode_special_tokens = options.get("split_special_tokens", self.split_special_tokens)
         # The faster method leaves out words and offsets, which few callers read, and gives the later windows of a pair
         # other segments.
         is_complete = bool(is_split or truncation or options.get("return_offsets_mapping"))
-        encode = backend.encode_batch if is_complete else backend.encode_batch_fast
+        encode = backend.encode_batch_fast
+        if is_complete:
+            encode = backend.encode_batch
         encodings = encode(
-            texts if pairs is None else list(zip(texts, pairs, strict=True)),
+            inputs,
             is_pretokenized=is_split,
             add_special_tokens=options.get("add_special_tokens", True),
         )
         has_windows = options.get("return_overflowing_tokens", False)
-        windows = [[encoding, *(encoding.overflowing if has_windows else ())] for encoding in encodings]
-        flat = [window for of_text in windows for window in of_text]
+        flat: list[Encoding] = []  # the windows of all texts
+        text_of_window: list[int] = []
+        for index, encoding in enumerate(encodings):
+            windows = [encoding]
+            if has_windows:
+                windows += encoding.overflowing
+            flat += windows
+            text_of_window += [index] * len(windows)
 
         def complete() -> Sequence[Encoding]:
             if is_complete:
                 return flat
-            encoding: StoredEncoding = self(text, text_pair, **{**options, "return_offsets_mapping": True})
-            return encoding.encodings
+            repeated: StoredEncoding = self(text, text_pair, **{**options, "return_offsets_mapping": True})
+            return repeated.encodings
 
         result = StoredEncoding(self._content(flat, options), complete)
         if has_windows:
-            result["overflow_to_sample_mapping"] = [i for i, of_text in enumerate(windows) for _ in of_text]
+            result["overflow_to_sample_mapping"] = text_of_window
         elif not is_batch:
             result.update({name: values[0] for name, values in result.items()})
         return result
 
+    def _prepare(self, options: Mapping[str, Any]) -> None:
+        """Sets what the backend remembers from one call to the next."""
+        backend, truncation = self.backend_tokenizer, options.get("truncation", False)
+        backend.no_padding()
+        backend.no_truncation()
+        if truncation:
+            strategy = truncation
+            if truncation is True:
+                strategy = "longest_first"
+            backend.enable_truncation(
+                options["max_length"],
+                stride=options.get("stride", 0),
+                strategy=strategy,
+                direction=self.truncation_side,
+            )
+        backend.encode_special_tokens = options.get("split_special_tokens", self.split_special_tokens)
+
     def _content(self, encodings: Sequence[Encoding], options: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the lists of a call by name, one entry for each encoding."""
         result: dict[str, Any] = {"input_ids": [encoding.ids for encoding in encodings]}
-        has_types, has_mask = (
-            names if options.get(f"return_{name}") is None else options[f"return_{name}"]
-            for name, names in ((name, name in self.model_input_names) for name in ("token_type_ids", "attention_mask"))
-        )
-        if has_types:
+        wanted = {}
+        for name in ("token_type_ids", "attention_mask"):
+            wanted[name] = options.get(f"return_{name}")
+            if wanted[name] is None:  # then the names that the tokenizer gives to models decide, as in transformers
+                wanted[name] = name in self.model_input_names
+        if wanted["token_type_ids"]:
             result["token_type_ids"] = [encoding.type_ids for encoding in encodings]
-        if has_mask:
+        if wanted["attention_mask"]:
             result["attention_mask"] = [encoding.attention_mask for encoding in encodings]
         if options.get("return_offsets_mapping", False):
             result["offset_mapping"] = [encoding.offsets for encoding in encodings]
@@ -205,6 +235,7 @@ def open_tokenizer(folder: Path, *, vocab_size: int, second: int, required: bool
     names = [name for name in (*VOCABULARIES, *TOKENIZER_SETTINGS) if os.path.lexists(folder / name)]
     digests = {name: sha256_file(checked_file(folder, name)) for name in names}
     versions = [installed_version(name) for name in ("bert-tasks", "transformers", "tokenizers")]
+    # Everything that the result depends on, so that another version of a library or a changed file has another entry.
     key = sha256_json(_VERSION, digests, versions, class_fields(folder), vocab_size, second)
     with suppress(DataError, OSError, ValueError):  # missing or damaged, so it is written again
         digest, _, content = (cache_folder(None, "tokenizers") / f"{key}.json").read_text("utf-8").partition("\n")

@@ -31,7 +31,6 @@ MODEL_MAX_LENGTH = 512
 _LARGEST_VOCABULARY = 1_000_000
 _UNIGRAM_STEP = 1e-4  # of the trainer
 
-
 # The special tokens of each type. The id of a token is its position.
 _SPECIAL: Mapping[TokenizerType, tuple[str, ...]] = MappingProxyType(
     {
@@ -40,21 +39,28 @@ _SPECIAL: Mapping[TokenizerType, tuple[str, ...]] = MappingProxyType(
         "unigram": ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"),
     }
 )
+_CLASSES: Mapping[TokenizerType, Any] = MappingProxyType(
+    {"wordpiece": BertTokenizer, "bpe": RobertaTokenizer, "unigram": AlbertTokenizer}
+)
+# The fewest tokens beside the special ones. BPE on bytes has one for each byte, the others a character and its form
+# within words, or the mark of a space.
+_FEWEST: Mapping[TokenizerType, int] = MappingProxyType({"wordpiece": 2, "bpe": 256, "unigram": 2})
 
 
 def _make(type: TokenizerType, vocabulary: Mapping[str, Any] | None, *, lowercase: bool) -> PreTrainedTokenizerBase:
     """Makes transformers' tokenizer, with a vocabulary in ``tokenizers`` JSON if any."""
-    content: Mapping[str, Any] = {} if vocabulary is None else vocabulary
-    words, classes = content.get("vocab"), {"wordpiece": BertTokenizer, "bpe": RobertaTokenizer}
+    content: Mapping[str, Any] = {}
+    if vocabulary is not None:
+        content = vocabulary
+    words = content.get("vocab")
     options: dict[str, Any] = {"do_lower_case": lowercase}
     if type == "bpe":
         options = {"merges": [tuple(pair) for pair in content.get("merges", ())]}
     elif type == "unigram":
-        words = None if words is None else [(piece, score) for piece, score in words]
+        if words is not None:  # JSON has lists, but the class expects pairs
+            words = [(piece, score) for piece, score in words]
         options["keep_accents"] = not lowercase
-    tokenizer: PreTrainedTokenizerBase = classes.get(type, AlbertTokenizer)(
-        vocab=words, model_max_length=MODEL_MAX_LENGTH, **options
-    )
+    tokenizer: PreTrainedTokenizerBase = _CLASSES[type](vocab=words, model_max_length=MODEL_MAX_LENGTH, **options)
     return tokenizer
 
 
@@ -91,12 +97,14 @@ def train_tokenizer(
         raise UsageError(f"type is {type!r}, expected one of {', '.join(_SPECIAL)}")
     if lowercase and type == "bpe":
         raise UsageError("bpe works on bytes and keeps all letters as they are. Train it without lowercase")
-    least = len(_SPECIAL[type]) + (256 if type == "bpe" else 2)
+    least = len(_SPECIAL[type]) + _FEWEST[type]
     if not least <= vocab_size <= _LARGEST_VOCABULARY:
         raise UsageError(f"vocab_size is {vocab_size}, expected {least} to {_LARGEST_VOCABULARY} for {type}")
     target = Path(output)
     check_new_folder(target)
-    reading = replace(ReadOptions() if reading is None else reading, split="train")
+    if reading is None:
+        reading = ReadOptions()
+    reading = replace(reading, split="train")
     tables = [read(path, CORPUS_COLUMNS, reading) for path in corpus]
 
     def texts() -> Iterator[str]:
@@ -143,7 +151,8 @@ def _trained(
         for text in texts():
             characters.update(outline.normalizer.normalize_str(text))
         # The trainers choose by chance among equally frequent characters, so the choice is made here.
-        ranked = sorted((c for c in characters if not c.isspace()), key=lambda c: (-characters[c], c))
+        visible = [character for character in characters if not character.isspace()]
+        ranked = sorted(visible, key=lambda character: (-characters[character], character))
         if not ranked:
             raise DataError("the corpus holds no text to train a tokenizer on")
         if type == "wordpiece":
@@ -174,12 +183,16 @@ def _trained(
     backend.train_from_iterator(texts(), trainer)
     model: dict[str, Any] = json.loads(backend.to_str())["model"]
     if type == "unigram":
-        model["vocab"] = [*((token, 0.0) for token in special), *_ordered(model["vocab"][len(special) :])]
+        special_pieces = [(token, 0.0) for token in special]
+        model["vocab"] = [*special_pieces, *_ordered(model["vocab"][len(special) :])]
     return model
 
 
 def _wordpiece_alphabet(characters: Sequence[str], outline: Tokenizer, room: int) -> tuple[list[str], list[str]]:
-    """Returns the most frequent characters that get a token, or a second in words."""
+    """Returns the characters that get a token, and those of them that get a second one within words.
+
+    The most frequent ones come first, until there is no ``room`` for one more with its tokens.
+    """
     # Punctuation and Chinese characters are words of their own, so they need no second token such as "##a".
     alphabet, joined = list[str](), list[str]()
     for character in characters:
@@ -188,7 +201,8 @@ def _wordpiece_alphabet(characters: Sequence[str], outline: Tokenizer, room: int
         if len(alphabet) + len(joined) + 1 + is_joined > room:
             break
         alphabet.append(character)
-        joined += [character] if is_joined else []
+        if is_joined:
+            joined.append(character)
     return alphabet, joined
 
 
@@ -198,9 +212,13 @@ def _ordered(pieces: Sequence[tuple[str, float]]) -> list[tuple[str, float]]:
     # one get the lowest score and 0, 1, 2, ... times a step more, in any order. Here the order is fixed.
     lowest = min(score for _, score in pieces)
     steps = {piece: (score - lowest) / _UNIGRAM_STEP for piece, score in pieces if len(piece) == 1}
-    added = {piece: round(step) for piece, step in steps.items() if abs(step - round(step)) < 1e-3}
-    added = {piece: step for piece, step in added.items() if step < len(steps)}
+    added: dict[str, int] = {}
+    for piece, step in steps.items():
+        whole_step = round(step)
+        if abs(step - whole_step) < 1e-3 and whole_step < len(steps):
+            added[piece] = whole_step
     scores = dict(pieces)
-    ranks = dict(zip(sorted(added), sorted(added.values()), strict=True))
-    scores |= {piece: lowest + rank * _UNIGRAM_STEP for piece, rank in ranks.items()}
-    return sorted(((piece, round(score, 6)) for piece, score in scores.items()), key=lambda item: (-item[1], item[0]))
+    for piece, whole_step in zip(sorted(added), sorted(added.values()), strict=True):
+        scores[piece] = lowest + whole_step * _UNIGRAM_STEP
+    rounded = [(piece, round(score, 6)) for piece, score in scores.items()]
+    return sorted(rounded, key=lambda pair: (-pair[1], pair[0]))

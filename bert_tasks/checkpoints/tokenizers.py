@@ -64,6 +64,7 @@ def load_tokenizer(folder: Path, *, vocab_size: int, required: bool = True) -> "
 
     path = folder / vocabularies[0]
     with _quiet(), ExitStack() as stack:
+        # A callback of the stack also gets the errors that are no ``Exception``, such as a panic of the Rust library.
         stack.push(lambda error_type, error, trace: _raise_load_error(path, error))
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             folder, config=_class_config(folder), trust_remote_code=False, local_files_only=True
@@ -81,7 +82,7 @@ def load_tokenizer(folder: Path, *, vocab_size: int, required: bool = True) -> "
         }
         longest = tokenizer.model_max_length  # 1e30 if the files do not set it
         is_length = type(longest) is int or (isinstance(longest, float) and longest.is_integer())
-        missing = [role for role, ids in roles.items() if all(token is None for token in ids)]
+        missing = [role for role, ids in roles.items() if set(ids) == {None}]
         if not tokenizer.is_fast:
             problem = f"{type(tokenizer).__name__} is {_SLOW}"
         elif type(tokenizer.backend_tokenizer.pre_tokenizer) is PreTokenizer:  # all others have classes of their own
@@ -109,11 +110,15 @@ def _split_written_specials(tokenizer: "PreTrainedTokenizerBase") -> None:
     # a text could end a sequence. A space after their first character keeps the piece from being found.
     special = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
     plain: dict[str, Any] = {"add_special_tokens": False, "split_special_tokens": True}
-    readable = [
-        token for token in tokenizer.all_special_tokens if special.intersection(tokenizer(token, **plain)["input_ids"])
-    ]
+    readable = []
+    for token in tokenizer.all_special_tokens:
+        ids = tokenizer(token, **plain)["input_ids"]
+        if special.intersection(ids):
+            readable.append(token)
     backend = tokenizer.backend_tokenizer
-    steps = [] if backend.normalizer is None else [backend.normalizer]
+    steps = []
+    if backend.normalizer is not None:
+        steps.append(backend.normalizer)
     for first in sorted({token[0] for token in readable}):
         rests = "|".join(re.escape(token[1:]) for token in readable if token[0] == first)
         steps.append(normalizers.Replace(Regex(f"{re.escape(first)}(?={rests})"), f"{first} "))
@@ -130,8 +135,11 @@ def class_fields(folder: Path) -> dict[str, str]:
     if not os.path.lexists(folder / "config.json"):
         return {}
     entries = read_json(checked_file(folder, "config.json"), max_bytes=_MAX_BYTES)
-    names = ("model_type", "tokenizer_class", "model_name")
-    return {name: entries[name] for name in names if isinstance(entries.get(name), str)}
+    fields = {}
+    for name in ("model_type", "tokenizer_class", "model_name"):
+        if isinstance(entries.get(name), str):
+            fields[name] = entries[name]
+    return fields
 
 
 def _class_config(folder: Path) -> "PreTrainedConfig":
@@ -141,7 +149,9 @@ def _class_config(folder: Path) -> "PreTrainedConfig":
 
     entries = class_fields(folder)
     model_type = entries.pop("model_type", "")
-    config = CONFIG_MAPPING[model_type]() if model_type in CONFIG_MAPPING else PreTrainedConfig()
+    config = PreTrainedConfig()
+    if model_type in CONFIG_MAPPING:
+        config = CONFIG_MAPPING[model_type]()
     for name, value in entries.items():
         setattr(config, name, value)
     return config
@@ -211,7 +221,9 @@ def with_segments(tokenizer: "PreTrainedTokenizerBase", *, second: int) -> "PreT
             tokenizer_class: Callable[..., PreTrainedTokenizerBase] = PreTrainedTokenizerFast
             changed = tokenizer_class(tokenizer_object=backend, **sides, **changed.special_tokens_map)
     names = [name for name in changed.model_input_names if name != "token_type_ids"]
-    changed.model_input_names = [*names, "token_type_ids"] if second else names
+    if second:
+        names.append("token_type_ids")
+    changed.model_input_names = names
     changed.init_kwargs["model_input_names"] = changed.model_input_names  # what is saved
     if not _gives_segments(changed, second):
         raise CheckpointError(
@@ -222,6 +234,7 @@ def with_segments(tokenizer: "PreTrainedTokenizerBase", *, second: int) -> "PreT
 
 
 def _gives_segments(tokenizer: "PreTrainedTokenizerBase", second: int) -> bool:
+    """Returns True if a text has segment 0, and the second text of a pair with all that follows has ``second``."""
     quiet: dict[str, Any] = {"truncation": False, "padding": False, "return_token_type_ids": True}
     single, pair = tokenizer("a", **quiet), tokenizer("a", "a", **quiet)
     position = pair.sequence_ids(0).index(1)
@@ -332,4 +345,6 @@ def _raise_write_error(error: BaseException | None, folder: Path) -> None:
     """Raises an OSError for the plain ``Exception`` of tokenizers about a file."""
     if type(error) is Exception:
         number = library_errno(error)
-        raise OSError(errno.EIO if number is None else number, str(error), str(folder)) from error
+        if number is None:
+            number = errno.EIO
+        raise OSError(number, str(error), str(folder)) from error

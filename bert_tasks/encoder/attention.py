@@ -41,7 +41,9 @@ def attention_backend(*, device: torch.device, dtype: torch.dtype, head_size: in
     fits = head_size % 8 == 0 and head_size <= 256
     if torch.cuda.is_available() and device.type == "cuda":
         fits = fits and torch.cuda.get_device_capability(device) >= (8, 0)  # Ampere
-    return "flash" if device.type == "cuda" and is_half and fits and not has_scores else "grouped"
+    if device.type == "cuda" and is_half and fits and not has_scores:
+        return "flash"
+    return "grouped"
 
 
 def attend(
@@ -85,10 +87,16 @@ def attend(
     parts = torch.split(qkv, [group.rows for group in layout.groups])
     contexts = []
     for group, rows in zip(layout.groups, parts, strict=True):
-        allowed = group.mask if window is None else _within(window, group.mask, group.length, rows.device)
+        allowed = group.mask
+        if window is not None:
+            allowed = _within(window, group.mask, group.length, rows.device)
         contexts.append(attend_padded(rows, group.sequences, group.length, allowed, dropout, scores, scale))
-    context = contexts[0] if len(contexts) == 1 else torch.cat(contexts)  # [P, H]
-    return context if regroup is None else _unpad(context, regroup.unpad_index)
+    context = contexts[0]
+    if len(contexts) > 1:  # else a copy would cost as much as it does for several groups
+        context = torch.cat(contexts)  # [P, H]
+    if regroup is None:
+        return context
+    return _unpad(context, regroup.unpad_index)
 
 
 def _within(window: int, mask: Tensor | None, length: int, device: torch.device) -> Tensor:
@@ -96,12 +104,16 @@ def _within(window: int, mask: Tensor | None, length: int, device: torch.device)
     columns = torch.arange(length, device=device)
     distance = (columns[:, None] - columns).abs()  # [T, T]
     near = distance <= window
+    if mask is None:
+        return near[None, None]
     # A token of the padding attends to itself, because a softmax over nothing would not be a number.
-    return near[None, None] if mask is None else (mask & near) | (distance == 0)
+    return (mask & near) | (distance == 0)
 
 
 def attend_cls_query(query: Tensor, key_value: Tensor, layout: Packed, *, dropout: float) -> Tensor:
     """Computes the attention of each first token, for heads that read no other.
+
+    In the last layer this needs 1 / T of the queries, and of the products with keys and values.
 
     Args:
         query: ``[B, A, D]`` of the first tokens, in the order of the rows (``layout.cu_seqlens``).
@@ -124,7 +136,9 @@ def attend_cls_query(query: Tensor, key_value: Tensor, layout: Packed, *, dropou
 
 def pad_groups(rows: Tensor, layout: Packed) -> Tensor:
     """Arranges packed rows in groups, ``[N, ...] -> [P, ...]``, padded with row 0."""
-    return rows if layout.regroup is None else _pad(rows, layout.regroup.pad_index, layout.regroup.unpad_index)
+    if layout.regroup is None:
+        return rows
+    return _pad(rows, layout.regroup.pad_index, layout.regroup.unpad_index)
 
 
 def _attend_window(qkv: Tensor, sequence_of_row: Tensor, window: int, dropout: float) -> Tensor:
@@ -165,13 +179,17 @@ def attend_padded(
     qkv = qkv.view(batch, length, 3, heads, size)
     is_plain = scores is None and scale is None and (mask is None or mask.shape[2] == 1)
     if is_plain and uses_random_bits(qkv, dropout):
-        # oneDNN would compile products in bfloat16 for each length, which costs more than they gain.
-        exact = qkv.float() if qkv.dtype == torch.bfloat16 else qkv
+        exact = qkv
+        if qkv.dtype == torch.bfloat16:
+            # oneDNN would compile products in bfloat16 for each length, which costs more than they gain.
+            exact = qkv.float()
         return attention_with_dropout(exact, mask, dropout).view(batch * length, heads * size).to(qkv.dtype)
     query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # [B, A, T, D]
     if scores is not None:
         added = scores(query, key)  # broadcastable to [B, A, T, T]
-        mask = added if mask is None else added.masked_fill(~mask, torch.finfo(added.dtype).min)
+        if mask is not None:
+            added = added.masked_fill(~mask, torch.finfo(added.dtype).min)
+        mask = added
     context = _attend_heads(query, key, value, mask, dropout, scale)
     return context.transpose(1, 2).reshape(batch * length, heads * size)
 
@@ -191,10 +209,13 @@ def _attend_heads(
     dtype = query.dtype
     if dtype == torch.bfloat16:  # see attend_padded
         query, key, value = query.float(), key.float(), value.float()
-    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    weights = (query * factor) @ key.transpose(-2, -1)  # [..., A, T, T]
-    if mask is not None:
-        weights = weights.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else weights + mask
+    if scale is None:
+        scale = 1 / math.sqrt(query.shape[-1])
+    weights = (query * scale) @ key.transpose(-2, -1)  # [..., A, T, T]
+    if mask is not None and mask.dtype == torch.bool:
+        weights = weights.masked_fill(~mask, -torch.inf)
+    elif mask is not None:
+        weights = weights + mask
     return (drop(weights.softmax(-1), dropout) @ value).to(dtype)
 
 
@@ -308,18 +329,14 @@ class _AttentionWithDropout(torch.autograd.Function):
         pieces = (torch.split(tensor, piece) for tensor in (query, key, value, weights, bits, context))
         biases: Iterable[Tensor | None] = repeat(None)
         if mask is not None:  # 0 at keys that may be attended to, else the lowest number
-            bias = torch.zeros_like(mask, dtype=qkv.dtype).masked_fill_(~mask, torch.finfo(qkv.dtype).min)
-            bias = bias.expand(-1, heads, 1, -1).reshape(-1, 1, length)  # [M, 1, T]
-            biases = torch.split(bias, piece)
-        for q, k, v, weight, bit, out, added in zip(*pieces, biases, strict=False):
-            torch.baddbmm(
-                weight if added is None else added,
-                q,
-                k.transpose(1, 2),
-                beta=0 if added is None else 1,
-                alpha=1 / math.sqrt(size),
-                out=weight,
-            )
+            of_keys = torch.zeros_like(mask, dtype=qkv.dtype).masked_fill_(~mask, torch.finfo(qkv.dtype).min)
+            of_keys = of_keys.expand(-1, heads, 1, -1).reshape(-1, 1, length)  # [M, 1, T]
+            biases = torch.split(of_keys, piece)
+        for q, k, v, weight, bit, out, bias in zip(*pieces, biases, strict=False):
+            beta = 1
+            if bias is None:
+                bias, beta = weight, 0  # with 0 the function does not read this input, which it still demands
+            torch.baddbmm(bias, q, k.transpose(1, 2), beta=beta, alpha=1 / math.sqrt(size), out=weight)
             torch.softmax(weight, -1, out=weight)
             factors = keep_mask(bit, p, out=torch.empty_like(weight))
             torch.bmm(factors.mul_(weight), v, out=out)

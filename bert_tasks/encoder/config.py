@@ -90,7 +90,9 @@ class DisentangledConfig:
     @property
     def span(self) -> int:
         """The number of embeddings for distances in one direction."""
-        return self.buckets if self.buckets else self.max_distance
+        if self.buckets:
+            return self.buckets
+        return self.max_distance
 
     @property
     def own_keys(self) -> bool:
@@ -104,6 +106,7 @@ class DisentangledConfig:
 
     def scale(self, head_size: int) -> float:
         """Returns the factor of all scores, which are sums of up to three products."""
+        # A product of D components has a variance of D. A sum of three such products has three times as much.
         return 1 / math.sqrt(head_size * (1 + self.content_to_position + self.position_to_content))
 
 
@@ -212,7 +215,10 @@ class EncoderConfig:
 
     @property
     def head_size(self) -> int:
-        return self.hidden_size // self.num_attention_heads if self.head_dim is None else self.head_dim
+        """The number of components of a head, D."""
+        if self.head_dim is not None:
+            return self.head_dim
+        return self.hidden_size // self.num_attention_heads
 
     @property
     def usable_length(self) -> int:

@@ -48,7 +48,9 @@ Result = TypeVar("Result")
 
 # Rows of a product in bfloat16, of a block and of the multiple to which the last block is padded. With AMX
 # there are fewer sizes, because compiling for one more takes many times as long as the product.
-_BLOCK, _MULTIPLE = 512, 128 if torch.cpu.get_capabilities().get("amx_bf16") else 64
+_BLOCK, _MULTIPLE = 512, 64
+if torch.cpu.get_capabilities().get("amx_bf16"):
+    _MULTIPLE = 128
 # id of a parameter -> its copy in bfloat16, or None while weights may change.
 _BFLOAT16_WEIGHTS: ContextVar[dict[int, Tensor] | None] = ContextVar("_BFLOAT16_WEIGHTS", default=None)
 # Values of ONEDNN_MAX_CPU_ISA that leave out the products in bfloat16 of later processors.
@@ -76,7 +78,9 @@ def matmul_library() -> MatmulLibrary:
         limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "DEFAULT").upper()
         has_avx512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
         is_limited = limit not in ("DEFAULT", "ALL") and not limit.startswith("AVX512")
-        library = "onednn" if has_avx512 and not is_limited and not _is_intel() else "mkl"
+        library = "mkl"
+        if has_avx512 and not is_limited and not _is_intel():
+            library = "onednn"
     if library == "mkl":
         return "mkl"
     limit_primitive_caches()
@@ -88,6 +92,7 @@ def matmul_library() -> MatmulLibrary:
 
 
 def _is_intel() -> bool:
+    """Returns True for a processor of Intel, for which MKL uses AVX-512."""
     with suppress(OSError):
         return "GenuineIntel" in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     return "GenuineIntel" in platform.processor()
@@ -101,7 +106,9 @@ def slow_bfloat16() -> str | None:
     is_supported = has_instructions or capabilities.get("architecture") != "x86_64"
     if is_supported and limit not in _WITHOUT_BFLOAT16:
         return None
-    reason = f"ONEDNN_MAX_CPU_ISA={limit} excludes" if is_supported else "this processor lacks"
+    reason = "this processor lacks"
+    if is_supported:
+        reason = f"ONEDNN_MAX_CPU_ISA={limit} excludes"
     return f"bf16 is slower than float32 here, because {reason} the instructions for it (avx512_bf16, AMX)"
 
 
@@ -143,12 +150,14 @@ def reuse_bfloat16_weights() -> Iterator[None]:
 
 
 def _takes_onednn(rows: Tensor, weight: Tensor) -> bool:
+    """Returns True if oneDNN multiplies these float32 matrices."""
     is_float32 = rows.dtype == weight.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
     is_empty = 0 in (rows.numel(), weight.numel())  # oneDNN rejects products over nothing, here or in the gradient
     return is_float32 and not is_empty and matmul_library() == "onednn"
 
 
 def _takes_bfloat16(rows: Tensor, weight: Tensor) -> bool:
+    """Returns True if autocast would compute this product in bfloat16."""
     if not torch.is_autocast_enabled("cpu") or torch.get_autocast_dtype("cpu") != torch.bfloat16:
         return False
     is_cast = {rows.dtype, weight.dtype} <= {torch.float32, torch.bfloat16}
@@ -157,6 +166,7 @@ def _takes_bfloat16(rows: Tensor, weight: Tensor) -> bool:
 
 @torch.no_grad()
 def _bfloat16_copy(weight: Tensor) -> Tensor:
+    """Returns a weight in bfloat16, the stored copy while ``reuse_bfloat16_weights`` is open."""
     copies = _BFLOAT16_WEIGHTS.get()
     if copies is None or not isinstance(weight, nn.Parameter):  # which lives longer than the context
         return weight.bfloat16()
@@ -180,7 +190,10 @@ class _OneDNN(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(rows if ctx.needs_input_grad[1] else None, weight)  # a frozen layer keeps no rows
+        saved_rows: Tensor | None = rows
+        if not ctx.needs_input_grad[1]:
+            saved_rows = None  # only the gradient of the weight reads them, so a frozen layer keeps none
+        ctx.save_for_backward(saved_rows, weight)
         return _product(rows, weight, bias)
 
     @staticmethod
@@ -190,11 +203,14 @@ class _OneDNN(torch.autograd.Function):
         of_rows, of_weight, of_bias = ctx.needs_input_grad
         gradient = gradient.contiguous()
         flat = gradient.flatten(0, -2)  # [N, O]
-        return (
-            _product(gradient, weight.t(), None) if of_rows else None,
-            _weight_gradient(flat, rows.flatten(0, -2)) if of_weight else None,
-            flat.sum(0) if of_bias else None,
-        )
+        rows_gradient = weight_gradient = bias_gradient = None
+        if of_rows:
+            rows_gradient = _product(gradient, weight.t(), None)
+        if of_weight:
+            weight_gradient = _weight_gradient(flat, rows.flatten(0, -2))
+        if of_bias:
+            bias_gradient = flat.sum(0)
+        return rows_gradient, weight_gradient, bias_gradient
 
 
 def _weight_gradient(gradient: Tensor, rows: Tensor) -> Tensor:
@@ -221,26 +237,32 @@ class _BFloat16(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None, copy: Tensor) -> Tensor:
-        ctx.save_for_backward(rows if ctx.needs_input_grad[1] else None, weight, copy)
-        return _block_product(_blocks(rows), copy.t(), None if bias is None else bias.bfloat16(), rows.shape[:-1])
+        saved_rows: Tensor | None = rows
+        if not ctx.needs_input_grad[1]:
+            saved_rows = None
+        ctx.save_for_backward(saved_rows, weight, copy)
+        if bias is not None:
+            bias = bias.bfloat16()
+        return _block_product(_blocks(rows), copy.t(), bias, rows.shape[:-1])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
         rows, weight, copy = ctx.saved_tensors
         of_rows, of_weight, of_bias, _ = ctx.needs_input_grad
-        blocks, weight_gradient = tuple(_blocks(gradient)), None
+        blocks = tuple(_blocks(gradient))
+        rows_gradient = weight_gradient = bias_gradient = None
         if of_weight:
+            # Added in the type of the weight, because a sum of many blocks in bfloat16 would lose digits.
             products = (left.t() @ right for left, right in zip(blocks, _blocks(rows), strict=True))
             weight_gradient = next(products).to(weight.dtype)
             for product in products:
                 weight_gradient += product
-        return (
-            _block_product(blocks, copy, None, gradient.shape[:-1]) if of_rows else None,
-            weight_gradient,
-            gradient.flatten(0, -2).sum(0).to(weight.dtype) if of_bias else None,
-            None,
-        )
+        if of_rows:
+            rows_gradient = _block_product(blocks, copy, None, gradient.shape[:-1])
+        if of_bias:
+            bias_gradient = gradient.flatten(0, -2).sum(0).to(weight.dtype)
+        return rows_gradient, weight_gradient, bias_gradient, None
 
 
 def _block_product(blocks: Iterable[Tensor], matrix: Tensor, bias: Tensor | None, shape: torch.Size) -> Tensor:
@@ -340,5 +362,6 @@ def _pool(process: int, threads: int) -> ThreadPoolExecutor:
 
 
 def _begin(threads: int) -> None:
+    """Sets the number of torch's threads in a new worker."""
     torch.get_num_threads()  # first, because the first use in a thread sets the number that all threads begin with
     torch.set_num_threads(threads)

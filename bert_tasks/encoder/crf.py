@@ -39,13 +39,16 @@ class _Steps:
 
     @classmethod
     def of(cls, logits: Tensor, counts: Sequence[int]) -> Self:
+        """Sorts the words ``[R, L + 2, L]`` by their place in the sequence, those of longer sequences first."""
         starts = list(accumulate(counts, initial=0))  # [C + 1]
         longest_first = sorted(zip(starts, counts, strict=False), key=lambda sequence: -sequence[1])
         sizes = [0] * max(counts)  # step -> K
         for count in counts:
             sizes[count - 1] += 1
-        sizes = list(accumulate(reversed(sizes)))[::-1]
-        rows = [start + step for step, size in enumerate(sizes) for start, _ in longest_first[:size]]
+        sizes = list(accumulate(reversed(sizes)))[::-1]  # sequences of at least that length
+        rows: list[int] = []
+        for step, size in enumerate(sizes):
+            rows += [start + step for start, _ in longest_first[:size]]
         order = device_tensor(rows, logits.device)
         places = order.argsort()
         return cls(
@@ -86,7 +89,9 @@ def log_partition(logits: Tensor, counts: Sequence[int]) -> Tensor:
 def marginals(logits: Tensor, counts: Sequence[int]) -> Tensor:
     """Returns ``[R, L]``, each label's probability over all paths of the sequence."""
     steps = _Steps.of(logits, counts)
-    return steps.in_order([torch.softmax(a + b, dim=1) for a, b in zip(_forward(steps), _backward(steps), strict=True)])
+    sums = zip(_forward(steps), _backward(steps), strict=True)
+    # The sums of both directions are the log of the weight of all paths through a label, up to a constant of the word.
+    return steps.in_order([torch.softmax(before + after, dim=1) for before, after in sums])
 
 
 def best_labels(logits: Tensor, counts: Sequence[int]) -> Tensor:
@@ -98,10 +103,11 @@ def best_labels(logits: Tensor, counts: Sequence[int]) -> Tensor:
         best = (scores[-1][: len(words), :, None] + words[:, 1:-1]).max(dim=1)
         scores.append(best.values)
         pointers.append(best.indices)
-    nothing = logits.new_empty(0).long()
     labels: list[Tensor] = []  # [K] of each step, the last step first
-    for words, score, pointer in zip(reversed(steps.words), reversed(scores), [None, *reversed(pointers)], strict=True):
-        continued = nothing if pointer is None else pointer.gather(1, labels[-1][:, None]).squeeze(1)
+    continued = logits.new_empty(0).long()  # after the last step no sequence continues
+    for words, score in zip(reversed(steps.words), reversed(scores), strict=True):
+        if labels:  # the sequences that continue come first, and follow the pointers of their next label
+            continued = pointers.pop().gather(1, labels[-1][:, None]).squeeze(1)
         ended = (score[len(continued) :] + words[len(continued) :, -1]).argmax(dim=1)
         labels.append(torch.cat([continued, ended]))
     return steps.in_order(labels[::-1])

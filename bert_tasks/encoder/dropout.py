@@ -28,7 +28,9 @@ class Dropout(nn.Module):
         self.p = p
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return drop(hidden, self.p) if self.training and self.p > 0.0 else hidden
+        if not self.training or self.p <= 0.0:
+            return hidden
+        return drop(hidden, self.p)
 
     def extra_repr(self) -> str:
         return f"p={self.p}"

@@ -46,8 +46,12 @@ class GraphShape:
     def of(cls, lengths: Sequence[int]) -> "GraphShape":
         """Returns the smallest shape that holds sequences of these lengths."""
         total, rows, longest = sum(lengths), _FEWEST_ROWS, _SHORTEST
+        # Few shapes, because each has a graph: 2^k and 1.5 x 2^k rows in turn.
         while rows < total:
-            rows = rows * 3 // 2 if rows & (rows - 1) == 0 else rows * 4 // 3  # 2^k, 1.5 x 2^k
+            step = rows // 2
+            if rows & (rows - 1) != 0:  # no power of 2
+                step = rows // 3
+            rows += step
         while longest < max(lengths):
             longest *= 4
         padding = -(-(rows - total) // longest)

@@ -52,23 +52,33 @@ class Embeddings(nn.Module):
         super().__init__()
         width = config.embedding_size
         self.word = Embedding(config.vocab_size, width, padding_idx=config.pad_token_id)
-        self.position = Embedding(config.max_position_embeddings, width) if config.absolute_positions else None
-        self.token_type = Embedding(config.type_vocab_size, width) if config.type_vocab_size else None
-        self.task_type = Embedding(config.task_type_vocab_size, width) if config.task_type_vocab_size else None
+        self.position: Embedding | None = None
+        if config.absolute_positions:
+            self.position = Embedding(config.max_position_embeddings, width)
+        self.token_type: Embedding | None = None
+        if config.type_vocab_size:
+            self.token_type = Embedding(config.type_vocab_size, width)
+        self.task_type: Embedding | None = None
+        if config.task_type_vocab_size:
+            self.task_type = Embedding(config.task_type_vocab_size, width)
         self.norm_last = config.norm_after_projection
-        normalised = config.hidden_size if self.norm_last else width
-        self.norm = make_norm(config, normalised) if config.embedding_norm else nn.Identity()
+        normalised = width
+        if self.norm_last:
+            normalised = config.hidden_size
+        self.norm: nn.Module = nn.Identity()
+        if config.embedding_norm:
+            self.norm = make_norm(config, normalised)
         self.dropout = Dropout(config.hidden_dropout_prob)
         self.projection = None
         if config.project_embeddings:
             self.projection = Linear(width, config.hidden_size, bias=not self.norm_last)
 
     def forward(self, input_ids: Tensor, position_ids: Tensor, token_type_ids: Tensor) -> Tensor:
-        """``[N]`` ids each -> ``[N, H]``"""
+        """Embeds tokens, ``[N]`` ids each -> ``[N, H]``."""
         return self.combine(self.word(input_ids), position_ids, token_type_ids)
 
     def combine(self, words: Tensor, position_ids: Tensor, token_type_ids: Tensor) -> Tensor:
-        """``[N, width]`` word embeddings, ``[N]`` ids ``-> [N, H]``"""
+        """Adds the other embeddings to those of the words, ``[N, width]`` and ``[N]`` ids ``-> [N, H]``."""
         embedded: Tensor = words
         if self.position is not None:
             embedded = embedded + self.position(position_ids)
@@ -100,8 +110,12 @@ class Attention(nn.Module):
         super().__init__()
         self.heads = config.num_attention_heads
         self.dropout = config.attention_probs_dropout_prob
-        self.window = None if config.attention_window is None else config.attention_window[index]
-        self.theta = config.rotary_theta[index] if config.rotary_theta else None
+        self.window: int | None = None
+        if config.attention_window is not None:
+            self.window = config.attention_window[index]
+        self.theta: float | None = None
+        if config.rotary_theta:
+            self.theta = config.rotary_theta[index]
         self.size = config.head_size
         hidden, width = config.hidden_size, self.heads * self.size
         self.projections: dict[str, tuple[LoraTarget, ...]] = {"qkv": ("query", "key", "value")}
@@ -130,7 +144,9 @@ class Attention(nn.Module):
         positions: Positions | None = None,
     ) -> Tensor:
         """Returns the context before the projection, ``[N, H]`` or selected ``[R, H]``."""
-        dropout = self.dropout if self.training else 0.0
+        dropout = 0.0
+        if self.training:
+            dropout = self.dropout
         is_first = selection is not None and selection.first_tokens and positions is None and self.window is None
         if is_first and isinstance(layout, Packed) and hidden.device.type == "cpu" and "qkv" in self.projections:
             # The other tokens need keys and values, but no queries.
@@ -146,7 +162,9 @@ class Attention(nn.Module):
         if positions is not None:
             qkv, scores = positions.apply(self, qkv)
         context = attend(qkv, layout, dropout=dropout, window=self.window, scores=scores, scale=self.scale)
-        return context if selection is None else context.index_select(0, selection.rows)
+        if selection is not None:
+            context = context.index_select(0, selection.rows)
+        return context
 
     def project(self, hidden: Tensor) -> Tensor:
         """Computes queries, keys and values, ``[N, H] -> [N, 3, A, D]``."""
@@ -155,6 +173,7 @@ class Attention(nn.Module):
             return qkv
         query = self.query(hidden).unflatten(-1, (1, self.heads, self.size))
         key_value = self.key_value(hidden).unflatten(-1, (2, -1, self.size))
+        # Neighbouring heads of queries share a head of keys and values.
         shared = key_value.repeat_interleave(self.heads // key_value.shape[-2], dim=-2)
         return torch.cat([query, shared], dim=-3)
 
@@ -169,8 +188,10 @@ class Layer(nn.Module):
         self.is_gated = config.mlp == "gated"
         self.attention = Attention(config, index)
         self.attention_norm = make_norm(config, hidden)
-        has_bias = config.bias and config.intermediate_bias
-        self.intermediate = Linear(hidden, 2 * inner if self.is_gated else inner, bias=has_bias)
+        expanded = inner
+        if self.is_gated:
+            expanded = 2 * inner
+        self.intermediate = Linear(hidden, expanded, bias=config.bias and config.intermediate_bias)
         self.output = Linear(inner, hidden, bias=config.bias)
         self.output_norm = make_norm(config, hidden)
         self.attention_dropout = Dropout(config.attention_output_dropout)
@@ -252,7 +273,10 @@ class Convolution(nn.Module):
         for offset, weight in enumerate(weights):
             is_inside = numbers.narrow(0, offset, count) == sequences  # else there is no such neighbour
             neighbours = wide.narrow(0, offset, count) * is_inside[:, None]
-            mixed = mixed + linear(neighbours, weight, self.convolution.bias if offset == reach else None)
+            bias = None
+            if offset == reach:  # once for all neighbours
+                bias = self.convolution.bias
+            mixed = mixed + linear(neighbours, weight, bias)
         if selection is not None:
             mixed = mixed.index_select(0, selection.rows)
         normalised: Tensor = self.norm(hidden + ACTIVATIONS[self.activation](self.dropout(mixed)))
@@ -269,13 +293,19 @@ class TransformerEncoder(nn.Module):
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        layer_class = PreNormLayer if config.placement == "pre" else Layer
+        layer_class = Layer
+        if config.placement == "pre":
+            layer_class = PreNormLayer
         self.layer_order = config.layer_order
         self.embeddings = Embeddings(config)
         self.positions = position_module(config)
         self.layers = nn.ModuleList(layer_class(config, index) for index in range(max(config.layer_order) + 1))
-        self.norm = make_norm(config, config.hidden_size) if config.final_norm else None
-        self.convolution = Convolution(config) if config.convolution_size else None
+        self.norm: nn.Module | None = None
+        if config.final_norm:
+            self.norm = make_norm(config, config.hidden_size)
+        self.convolution: Convolution | None = None
+        if config.convolution_size:
+            self.convolution = Convolution(config)
         self.gradient_checkpointing = False
         self.graphs: LayerGraphs | None = None
 
@@ -322,19 +352,26 @@ class TransformerEncoder(nn.Module):
         if self.graphs is not None and self.training and is_whole and isinstance(layout, Packed):
             output = self.graphs.run(embedded, position_ids, layout)
             if output is not None:
-                return output if selection is None else output.index_select(0, selection.rows)
+                if selection is not None:
+                    output = output.index_select(0, selection.rows)
+                return output
         hidden = embedded
         if hidden.device.type == "cpu" and torch.is_autocast_enabled("cpu"):  # else the residuals would stay in float32
             hidden = hidden.to(torch.get_autocast_dtype("cpu"))
         if hidden_states is not None:
             hidden_states.append(hidden)
-        positions = None if self.positions is None else self.positions(position_ids, layout)
+        positions = None
+        if self.positions is not None:
+            positions = self.positions(position_ids, layout)
         order = self.layer_order[:depth]
         if not order and selection is not None:
             hidden = hidden.index_select(0, selection.rows)
         last = len(order) - 1
         for position, index in enumerate(order):
-            layer, read = self.layers[index], selection if position == last else None
+            layer = self.layers[index]
+            read = None  # all tokens, because the next layer attends to them
+            if position == last:
+                read = selection
             if self.gradient_checkpointing and self.training:
                 hidden = checkpoint(layer, hidden, layout, read, positions, use_reentrant=False)
             else:
@@ -354,8 +391,12 @@ class TransformerEncoder(nn.Module):
             with torch.autocast("cuda", dtype, cache_enabled=False):
                 return self.run_layers(embedded, position_ids, layout)
 
-        modules = [self.layers[index] for index in set(self.layer_order)] + ([] if self.norm is None else [self.norm])
-        parameters = [parameter for module in modules for parameter in module.parameters()]
+        modules = [self.layers[index] for index in set(self.layer_order)]
+        if self.norm is not None:
+            modules.append(self.norm)
+        parameters: list[nn.Parameter] = []
+        for module in modules:
+            parameters += module.parameters()
         if any(parameter.requires_grad for parameter in parameters):
             self.graphs = LayerGraphs(layers, parameters)
 
@@ -397,4 +438,6 @@ def _initial_std(name: str, config: EncoderConfig) -> float:
     *parents, last = name.split(".")
     if last == "dense" or (last == "output" and "layers" in parents):
         return config.initializer_range / math.sqrt(2 * len(config.layer_order))
-    return 1 / math.sqrt(config.hidden_size) if last == "output" else config.initializer_range
+    if last == "output":
+        return 1 / math.sqrt(config.hidden_size)
+    return config.initializer_range

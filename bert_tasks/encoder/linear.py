@@ -40,7 +40,9 @@ def linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     Returns:
         ``[..., O]``.
     """
-    return linear_on_cpu(rows, weight, bias) if is_eager_on_cpu(rows) else F.linear(rows, weight, bias)
+    if is_eager_on_cpu(rows):
+        return linear_on_cpu(rows, weight, bias)
+    return F.linear(rows, weight, bias)
 
 
 class Linear(nn.Linear):
@@ -58,7 +60,9 @@ class Linear(nn.Linear):
         """
         # The gradient of a split is one concatenation, the gradient of a slice is as large as the whole.
         weights = torch.split(self.weight, list(sizes))
-        biases = [None] * len(weights) if self.bias is None else torch.split(self.bias, list(sizes))
+        biases: Sequence[Tensor | None] = [None] * len(weights)
+        if self.bias is not None:
+            biases = torch.split(self.bias, list(sizes))
         return [linear(rows, weight, bias) for rows, weight, bias in zip(inputs, weights, biases, strict=True)]
 
 
@@ -73,7 +77,7 @@ def linear_activation(layer: nn.Module, rows: Tensor, activation: Activation) ->
     Returns:
         ``[..., O]``.
     """
-    # Hooks receive the product.
+    # Gradients need the product before the activation, and hooks receive it, so it must exist.
     needs_product = torch.is_grad_enabled() or layer._forward_hooks or layer._forward_pre_hooks
     if activation in _GELU and type(layer) is Linear and is_eager_on_cpu(rows) and not needs_product:
         return gelu_linear_on_cpu(rows, layer.weight, layer.bias, _GELU[activation])

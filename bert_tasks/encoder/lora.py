@@ -66,10 +66,10 @@ class LoraLinear(Linear):
 
     def parts(self, inputs: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
         ends = accumulate(sizes)
-        return [
-            self._with_change(output, rows, range(end - size, end))
-            for output, rows, size, end in zip(super().parts(inputs, sizes), inputs, sizes, ends, strict=True)
-        ]
+        outputs = []
+        for output, rows, size, end in zip(super().parts(inputs, sizes), inputs, sizes, ends, strict=True):
+            outputs.append(self._with_change(output, rows, range(end - size, end)))
+        return outputs
 
     def merged(self) -> Tensor:
         """Returns ``[O, I]``, the weight with the adapters' change, in float32 at least."""
@@ -187,16 +187,14 @@ class Adapters:
 
     def weights(self) -> AdapterWeights:
         """Returns copies of the adapters."""
-        matrices = {
-            f"{self._names.get(layer.plain)}.weight": LayerMatrices(
-                layer.plain.out_features,
-                tuple(
-                    BlockMatrices(outputs, *(matrix.detach().to("cpu", copy=True) for matrix in pair))
-                    for outputs, *pair in layer.adapted.adapters()
-                ),
-            )
-            for layer in self._layers
-        }
+        matrices: dict[str, LayerMatrices] = {}
+        for layer in self._layers:
+            blocks = []
+            for outputs, *pair in layer.adapted.adapters():
+                lora_a, lora_b = [matrix.detach().to("cpu", copy=True) for matrix in pair]
+                blocks.append(BlockMatrices(outputs, lora_a, lora_b))
+            name = f"{self._names.get(layer.plain)}.weight"
+            matrices[name] = LayerMatrices(layer.plain.out_features, tuple(blocks))
         return AdapterWeights(**self._settings, matrices=matrices)
 
     def remove(self) -> None:
@@ -210,9 +208,10 @@ def _targets(layer: Layer, targets: Sequence[LoraTarget]) -> Iterator[tuple[nn.M
     attention, width = layer.attention, layer.output.out_features
     for module, names in attention.projections.items():
         size = getattr(attention, module).out_features // len(names)
-        blocks: dict[str, range] = {
-            name: range(i * size, (i + 1) * size) for i, name in enumerate(names) if name in targets
-        }
+        blocks: dict[str, range] = {}
+        for i, name in enumerate(names):
+            if name in targets:
+                blocks[name] = range(i * size, (i + 1) * size)
         if blocks:
             yield attention, module, blocks
     if "attention_output" in targets:

@@ -163,6 +163,7 @@ class PackedBatch(_Movable):
     @property
     def labelled_rows(self) -> list[int]:
         """Returns the numbers of the rows whose first window has labels."""
+        # The windows of a text have one label together, which its first window holds.
         firsts = accumulate(self.windows[:-1], initial=0)
         return [row for row, first in enumerate(firsts) if self.label_counts[first]]
 
@@ -202,9 +203,11 @@ def pack(
     starts = _starts(row_lengths)
     caller_order = by_length.argsort()  # the inverse permutation
     first_rows = starts.index_select(0, caller_order)
-    if gather_positions is None:
-        gather_positions = [None] * len(lengths)
-    gathered = [range(length) if read is None else read for length, read in zip(lengths, gather_positions, strict=True)]
+    gathered: list[Sequence[int]] = [range(length) for length in lengths]
+    if gather_positions is not None:
+        for index, positions in zip(range(len(lengths)), gather_positions, strict=True):
+            if positions is not None:
+                gathered[index] = positions
     gather_counts = tuple(map(len, gathered))
     groups, regroup = group_rows(row_lengths, pad_groups=pad_groups)
     layout = Packed(
@@ -219,18 +222,21 @@ def pack(
         groups=groups,
         regroup=regroup,
     )
-    per_sequence = [[]] * len(lengths) if labels is None else labels
+    if labels is None:
+        labels = [()] * len(lengths)
+    if windows is None:
+        windows = (1,) * len(lengths)
+    if fields is None:
+        fields = {}
     return PackedBatch(
         input_ids=_concatenate([input_ids[i] for i in by_length.tolist()]),
         position_ids=_count_from_zero(row_lengths) + position_offset,
         token_type_ids=_concatenate([token_type_ids[i] for i in by_length.tolist()]),
         layout=layout,
-        windows=(1,) * len(lengths) if windows is None else tuple(windows),
-        labels=_concatenate(per_sequence, torch.float64),
-        label_counts=tuple(map(len, per_sequence)),
-        fields={
-            name: _concatenate(values, torch.float64) for name, values in ({} if fields is None else fields).items()
-        },
+        windows=tuple(windows),
+        labels=_concatenate(labels, torch.float64),
+        label_counts=tuple(map(len, labels)),
+        fields={name: _concatenate(values, torch.float64) for name, values in fields.items()},
     )
 
 
@@ -241,8 +247,13 @@ def device_tensor(numbers: Sequence[float], device: torch.device, dtype: torch.d
 
 def _concatenate(sequences: Sequence[Sequence[float]], dtype: torch.dtype = torch.int64) -> Tensor:
     """Returns ``[n]``, the numbers of all sequences one after another."""
-    numbers = array("q" if dtype == torch.int64 else "d", chain.from_iterable(sequences))
-    return torch.frombuffer(numbers, dtype=dtype) if numbers else torch.empty(0, dtype=dtype)  # faster than a list
+    typecode = "d"
+    if dtype == torch.int64:
+        typecode = "q"
+    numbers = array(typecode, chain.from_iterable(sequences))
+    if not numbers:  # torch takes no empty buffer
+        return torch.empty(0, dtype=dtype)
+    return torch.frombuffer(numbers, dtype=dtype)  # which is faster than a tensor of a list
 
 
 def _starts(lengths: Tensor) -> Tensor:
@@ -266,7 +277,9 @@ def group_rows(row_lengths: Tensor, *, pad_groups: bool = True) -> tuple[tuple[G
     Returns:
         The groups, and the padding of their rows, or None if the lengths of every group are equal.
     """
-    lengths, slack = row_lengths.tolist(), GROUP_SLACK if pad_groups else 0.0
+    lengths, slack = row_lengths.tolist(), 0.0
+    if pad_groups:
+        slack = GROUP_SLACK
     cuts = [0]
     for number, length in enumerate(lengths):
         if length - lengths[cuts[-1]] > slack * length:

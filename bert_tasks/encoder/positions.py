@@ -196,13 +196,15 @@ class ApplyRotary(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         cosines, sines = ctx.saved_tensors
+        # The gradient of a rotation is the rotation by the opposite angle.
         return _rotated_copy(gradient, cosines, -sines), None, None
 
 
 def _rotated_copy(qkv: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     copy = qkv.clone(memory_format=torch.contiguous_format)
     queries_and_keys = copy.narrow(1, 0, 2)
-    for rows, *angles in zip(*(torch.split(array, _ROWS) for array in (queries_and_keys, cosines, sines)), strict=True):
+    pieces = (torch.split(array, _ROWS) for array in (queries_and_keys, cosines, sines))
+    for rows, *angles in zip(*pieces, strict=True):
         for half, rotated in zip(rows.chunk(2, dim=-1), rotate_halves(rows, *angles), strict=True):
             half.copy_(rotated)
     return copy
@@ -222,14 +224,18 @@ class DisentangledPositions(nn.Module):
         super().__init__()
         self.config = disentangled
         self.embeddings = nn.Embedding(2 * disentangled.span, config.hidden_size)
-        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if disentangled.norm else nn.Identity()
+        self.norm: nn.Module = nn.Identity()
+        if disentangled.norm:
+            self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(self, position_ids: Tensor, layout: Layout) -> "DisentangledScores":
         """Returns the scores. The position ids ``[N]`` are not used."""
         span = self.config.span
-        exact = self.config.buckets // 2 if self.config.buckets else self.config.max_distance
-        length = max(layout.lengths) if isinstance(layout, Packed) else layout.length
+        exact = self.config.max_distance  # the distances up to this one have embeddings of their own
+        if self.config.buckets:
+            exact = self.config.buckets // 2
+        length = _longest_length(layout)
         table, first = self.embeddings.weight, 0
         if isinstance(layout, Packed) and length <= exact:  # layers need not compute with the embeddings of others
             first = span - length
@@ -279,8 +285,11 @@ class DisentangledScores:
         if self.config.shared:
             position_queries, position_keys, _ = attention.project(table).flatten(2).unbind(1)  # [S, A * D]
         else:
-            position_keys = None if attention.position_key is None else attention.position_key(table)
-            position_queries = None if attention.position_query is None else attention.position_query(table)
+            position_keys = position_queries = None
+            if attention.position_key is not None:
+                position_keys = attention.position_key(table)
+            if attention.position_query is not None:
+                position_queries = attention.position_query(table)
         scale, heads = self.config.scale(qkv.shape[-1]), attention.heads
 
         def of_distances(states: Tensor, rows: Tensor) -> Tensor:
@@ -288,17 +297,32 @@ class DisentangledScores:
             return (states.index_select(0, rows) * scale).view(len(rows), heads, -1).permute(1, 2, 0)
 
         down, up = self.rows.unbind(0)
-        keys = of_distances(position_keys, down) if self.config.content_to_position else None
-        queries = of_distances(position_queries, up) if self.config.position_to_content else None
+        keys: Tensor | None = None
+        queries: Tensor | None = None
+        if self.config.content_to_position:
+            keys = of_distances(position_keys, down)
+        if self.config.position_to_content:
+            queries = of_distances(position_queries, up)
 
         def scores(query: Tensor, key: Tensor) -> Tensor:
             # Of a query the distances to the keys fall from left to right, of a key those to the queries rise.
-            parts = [] if keys is None else [gather_relative(query, keys)]  # [B, A, query, key]
+            parts: list[Tensor] = []  # [B, A, query, key]
+            if keys is not None:
+                parts.append(gather_relative(query, keys))
             if queries is not None:
                 parts.append(gather_relative(key, queries).transpose(2, 3))
-            return parts[0] if len(parts) == 1 else parts[0] + parts[1]
+            if len(parts) == 1:
+                return parts[0]
+            return parts[0] + parts[1]
 
         return qkv, scores
+
+
+def _longest_length(layout: Layout) -> int:
+    """Returns T, the length of the longest sequence, or of the rectangle."""
+    if isinstance(layout, Packed):
+        return max(layout.lengths)
+    return layout.length
 
 
 def gather_relative(content: Tensor, of_distances: Tensor) -> Tensor:
@@ -340,7 +364,7 @@ class RelativeBias(nn.Module):
 
     def forward(self, position_ids: Tensor, layout: Layout) -> "AddedBias":
         """Returns the scores of the longest sequence, which contain shorter ones' scores."""
-        length = max(layout.lengths) if isinstance(layout, Packed) else layout.length
+        length = _longest_length(layout)
         distances = torch.arange(1 - length, length, device=position_ids.device)  # [2T - 1] key - query
         buckets = (distances > 0) * (len(_BUCKET_STARTS) + 1)
         for start in _BUCKET_STARTS:

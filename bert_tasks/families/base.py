@@ -18,6 +18,7 @@ from bert_tasks.data.issues import shortened
 from bert_tasks.encoder.config import Activation, PairObjective, SequencePooling
 from bert_tasks.errors import CheckpointError
 
+# The parameters of a module. Embeddings and layers without a bias have only the first one.
 WEIGHT = ("weight",)
 WEIGHT_AND_BIAS = ("weight", "bias")
 
@@ -27,6 +28,7 @@ OLD_PARAMETERS: Mapping[str, str] = MappingProxyType({"gamma": "weight", "beta":
 # Endings of the buffers that older versions of transformers saved.
 BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
 
+# Configs of BERT-like families may also describe decoders, and older ones relative positions.
 BERT_ONLY_VALUES: Mapping[str, Any] = MappingProxyType(
     {"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False}
 )
@@ -92,6 +94,11 @@ class KeyMapping:
     first_layer: int = 0
 
 
+def no_layer_fields(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    """``Family.of_layers`` of families whose layers are alike."""
+    return {}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Family:
     """One family of encoders.
@@ -143,7 +150,7 @@ class Family:
     prefix: str
     fields: Mapping[str, tuple[str, Any]]
     layer_fields: Mapping[str, Any] = field(default_factory=dict)
-    of_layers: Callable[[Mapping[str, Any], int], Mapping[str, Any]] = lambda config, layers: {}
+    of_layers: Callable[[Mapping[str, Any], int], Mapping[str, Any]] = no_layer_fields
     kept_layers: Callable[[Mapping[str, Any], Sequence[int]], Mapping[str, Any]] | None = None
     keys: tuple[KeyMapping, ...]
     pooler: str | None
@@ -205,17 +212,25 @@ def config_value(
         CheckpointError: The value has another type, or is out of bounds.
     """
     value = hf_config.get(name, default)
-    subject = f"config.json: {name if title is None else title} = {shortened(value)}"
-    kinds = (int, float) if isinstance(default, float) else (type(default),)
+    if title is None:
+        title = name
+    subject = f"config.json: {title} = {shortened(value)}"
+    kinds: tuple[type, ...] = (type(default),)
+    if isinstance(default, float):
+        kinds = (int, float)  # many files hold 1 for 1.0
+    # True and False are integers to Python.
     if not isinstance(value, kinds) or (isinstance(value, bool) and not isinstance(default, bool)):
         raise CheckpointError(f"{subject}, expected {_KINDS[type(default)]}")
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value
     if least is None:
-        least = min(default, 1) if isinstance(default, int) else 0
+        least = 0
+        if isinstance(default, int):
+            least = min(default, 1)
     if value < least:
         raise CheckpointError(f"{subject}, expected at least {least}")
-    most = MOST if most is None else most
+    if most is None:
+        most = MOST
     if not value <= most:  # also of NaN
         raise CheckpointError(f"{subject}, expected at most {most}")
     return value
@@ -236,8 +251,12 @@ def rotary_theta(hf_config: Mapping[str, Any], older: str, *, layer_type: str | 
     rope_type = rope.get("rope_type", rope.get("type", "default"))
     if rope_type != "default":
         raise CheckpointError(f"config.json: rope_type = {shortened(rope_type)} is not supported, only 'default' is")
-    source, name = (rope, "rope_theta") if "rope_theta" in rope else (hf_config, older)
-    title = name if layer_type is None else f"the {name} of {layer_type}"
+    source, name = hf_config, older
+    if "rope_theta" in rope:
+        source, name = rope, "rope_theta"
+    title = name
+    if layer_type is not None:
+        title = f"the {name} of {layer_type}"
     return float(config_value(source, name, 1.0, least=1, title=title))
 
 
@@ -290,8 +309,10 @@ def rotary_head_dim(config: Mapping[str, Any]) -> int:
     Raises:
         CheckpointError: The size is odd.
     """
-    shared = config["hidden_size"] // config["num_attention_heads"]
-    size: int = shared if config["head_dim"] is None else config_value(config, "head_dim", 1)
+    size: int = config["hidden_size"] // config["num_attention_heads"]
+    if config["head_dim"] is not None:
+        size = config_value(config, "head_dim", 1)
+    # Each rotation turns a plane of two components.
     if size % 2:
         raise CheckpointError(f"config.json: rotary positions need heads of an even size, not {size}")
     return size
@@ -336,18 +357,35 @@ def key_value_heads(config: Mapping[str, Any]) -> int:
 
 def output_table_size(config: Mapping[str, Any]) -> int | None:
     """Returns ``EncoderConfig.output_embedding_size`` if embeddings may be untied."""
+    if config_value(config, "tie_word_embeddings", False):
+        return None
     size: int = config["hidden_size"]
-    return None if config_value(config, "tie_word_embeddings", False) else size
+    return size
 
 
 def encoder_field(hf_config: Mapping[str, Any], field: str, name: str, default: Any) -> Any:
-    """Returns a field (see ``Family.fields``). Raises as ``config_value`` does."""
+    """Returns the value of one entry of ``Family.fields`` in a config.json.
+
+    Args:
+        hf_config: The config.json.
+        field: Our field, which decides the bounds.
+        name: HF's name, or "" for a field that always has the default.
+        default: Value if the field is missing.
+
+    Raises:
+        CheckpointError: As ``config_value`` does.
+    """
     if not name:
         return default
-    least, most = _BOUNDS.get(field, (None, 1 if "dropout" in field else None))
+    least, most = _BOUNDS.get(field, (None, None))
+    if "dropout" in field:
+        most = 1  # a probability
     return config_value(hf_config, name, default, least=least, most=most)
 
 
+# BERT's fields and the defaults of its config class. Families list what differs. A field that a config.json lacks, for
+# example because the file is older than the field, has this default, so a wrong one would build another model without
+# any error.
 BERT_FIELDS: Mapping[str, tuple[str, Any]] = MappingProxyType(
     {
         "vocab_size": ("vocab_size", 30522),
@@ -388,7 +426,11 @@ def layer_keys(
     output: str = "output.dense",
     output_norm: str = "output.LayerNorm",
 ) -> tuple[KeyMapping, ...]:
-    """Returns a layer's parameters from HF's names below ``prefix``, default BERT's."""
+    """Returns the parameters of a layer, by HF's names below ``prefix``. By default they are BERT's names.
+
+    Queries, keys and values are three layers in most families and one layer here, because one larger product is faster
+    than three small ones.
+    """
     return (
         KeyMapping("encoder.layers.{i}.attention.qkv", tuple(prefix + name for name in qkv)),
         KeyMapping("encoder.layers.{i}.attention.output", (prefix + attention_output,)),
@@ -433,6 +475,7 @@ def vocabulary_keys(*, dense: str, norm: str, bias: str) -> tuple[KeyMapping, ..
     Args:
         dense, norm, bias: Full names of the modules of HF that hold them.
     """
+    # The decoder is the table of word embeddings, so only its bias belongs to the head.
     return (
         KeyMapping("head.dense", (dense,)),
         KeyMapping("head.norm", (norm,)),
@@ -441,12 +484,21 @@ def vocabulary_keys(*, dense: str, norm: str, bias: str) -> tuple[KeyMapping, ..
 
 
 def pair_keys(*, pooler: str, pair: str) -> tuple[KeyMapping, ...]:
-    """Returns the parameters for pairs in a pre-training head, by HF's full names."""
+    """Returns the parameters for pairs in a pre-training head.
+
+    Args:
+        pooler: Full name of the module of HF that is the linear layer on the first token.
+        pair: Full name of the module of HF that makes the two logits.
+    """
     return (KeyMapping("head.pooler", (pooler,)), KeyMapping("head.pair", (pair,)))
 
 
 def architectures(name: str) -> dict[str, str]:
-    """Returns HF's classes of a family's base model and heads, by their prefix."""
+    """Returns the classes of HF for a family's base model and heads.
+
+    Args:
+        name: What the names of the classes begin with.
+    """
     return {
         "base": f"{name}Model",
         "sequence": f"{name}ForSequenceClassification",

@@ -1,4 +1,4 @@
-"""BERT (Devlin et al., 2019)."""
+"""BERT (Devlin et al., arXiv:1810.04805), the family that most others differ from in a few lines."""
 
 from bert_tasks.families.base import (
     BERT_FIELDS,
@@ -13,6 +13,7 @@ from bert_tasks.families.base import (
     vocabulary_keys,
 )
 
+# The transform before the decoder, and the decoder's bias, which transformers stores beside the decoder.
 _MASKED_LM = vocabulary_keys(
     dense="cls.predictions.transform.dense", norm="cls.predictions.transform.LayerNorm", bias="cls.predictions"
 )
@@ -22,6 +23,7 @@ FAMILY = Family(
     prefix="bert.",
     fields=BERT_FIELDS,
     keys=EMBEDDING_KEYS + layer_keys("encoder.layer.{i}."),
+    # The pooler belongs to the base model in files, but only heads on the first token read it.
     pooler="pooler.dense",
     heads={
         **head_keys(dense="bert.pooler.dense", output="classifier"),
@@ -33,6 +35,7 @@ FAMILY = Family(
     pretraining=("cls.",),
     decoder="cls.predictions.decoder",
     head_activation="tanh",
+    # BERT was trained to tell the next sentence from a random one. Two sentences in the wrong order need the same head.
     pair_objectives=("nsp", "sop"),
     sequence_dropout=CLASSIFIER_DROPOUT,
     token_dropout=CLASSIFIER_DROPOUT,

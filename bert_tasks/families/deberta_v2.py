@@ -1,4 +1,8 @@
-"""DeBERTa-v2, v3 and mDeBERTa (He et al., 2021, 2023), attending to distances."""
+"""DeBERTa-v2, v3 and mDeBERTa (He et al., arXiv:2006.03654 and arXiv:2111.09543).
+
+Attention reads the distances of tokens as well as their contents. This module reads which terms of the scores a config
+asks for, and refuses those that the encoder does not compute.
+"""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -55,14 +59,19 @@ def _of_layers(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
         raise CheckpointError(
             f"config.json: conv_act = {shortened(activation)}, expected one of {get_args(Activation)}"
         )
-    width = config["embedding_size"]
-    embedding_size = hidden_size if width is None else encoder_field(config, "embedding_size", "embedding_size", 1)
+    embedding_size = hidden_size
+    if config["embedding_size"] is not None:
+        embedding_size = encoder_field(config, "embedding_size", "embedding_size", 1)
     disentangled = _disentangled(config)
+    positions = "absolute"
+    if disentangled is not None:
+        positions = "disentangled"
     return {
         "embedding_size": embedding_size,
         "project_embeddings": embedding_size != hidden_size,
+        # Version 3 has no table of positions. Attention alone knows the order of the tokens.
         "absolute_positions": config_value(config, "position_biased_input", True),
-        "positions": "absolute" if disentangled is None else "disentangled",
+        "positions": positions,
         "disentangled": disentangled,
         "convolution_size": size,
         "convolution_act": activation,
@@ -70,8 +79,17 @@ def _of_layers(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
 
 
 def _disentangled(config: Mapping[str, Any]) -> DisentangledConfig | None:
+    """Returns the terms of the scores that read distances, or None if attention reads contents only.
+
+    Raises:
+        CheckpointError: A value has the wrong type, or is not supported by this encoder.
+    """
     value = config["pos_att_type"]
-    parts = value.lower().split("|") if isinstance(value, str) else [] if value is None else value
+    parts = value  # a list, or one text such as "c2p|p2c" in older files
+    if isinstance(value, str):
+        parts = value.lower().split("|")
+    elif value is None:
+        parts = []
     if not isinstance(parts, list) or not all(isinstance(term, str) for term in parts):
         raise CheckpointError(f"config.json: pos_att_type = {shortened(value)}, expected a list of c2p and p2c")
     kinds = {term.strip() for term in parts} - {""}
@@ -87,19 +105,24 @@ def _disentangled(config: Mapping[str, Any]) -> DisentangledConfig | None:
         return None
     buckets = max(0, config_value(config, "position_buckets", -1))
     greatest = config_value(config, "max_relative_positions", -1)
-    greatest = greatest if greatest > 0 else config["max_position_embeddings"]
+    if greatest <= 0:
+        greatest = config["max_position_embeddings"]
+    # Half of the buckets are single distances, and the rest share the greater ones by their logarithm. It is divided by
+    # the logarithm of the greatest distance relative to that half, which must not be 0.
     if buckets == 1 or greatest <= buckets // 2 + 1:
         raise CheckpointError(
             f"config.json: position_buckets = {buckets} for distances up to {greatest} is not supported. Expected at "
             "least 2, and half of them must be less than the greatest distance"
         )
+    # The config lists norms of the embeddings of distances as a text with bars, in any case and with spaces.
+    norms = config_value(config, "norm_rel_ebd", "none").lower().replace(" ", "").split("|")
     return DisentangledConfig(
         buckets=buckets,
         max_distance=greatest,
         content_to_position="c2p" in kinds,
         position_to_content="p2c" in kinds,
         shared=config_value(config, "share_att_key", False),
-        norm="layer_norm" in config_value(config, "norm_rel_ebd", "none").lower().replace(" ", "").split("|"),
+        norm="layer_norm" in norms,
     )
 
 

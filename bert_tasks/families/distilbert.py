@@ -1,4 +1,4 @@
-"""DistilBERT (Sanh et al., 2019), a BERT without segments and pooler."""
+"""DistilBERT (Sanh et al., arXiv:1910.01108), a BERT without segments and pooler."""
 
 from bert_tasks.families.base import (
     BERT_FIELDS,
@@ -16,6 +16,7 @@ FAMILY = Family(
     prefix="distilbert.",
     fields={
         **BERT_FIELDS,
+        # The config class has short names of its own.
         "hidden_size": ("dim", 768),
         "num_hidden_layers": ("n_layers", 6),
         "num_attention_heads": ("n_heads", 12),
@@ -23,6 +24,7 @@ FAMILY = Family(
         "hidden_act": ("activation", "gelu"),
         "hidden_dropout_prob": ("dropout", 0.1),
         "attention_probs_dropout_prob": ("attention_dropout", 0.1),
+        # The code of transformers fixes these two. No config has a field for them.
         "type_vocab_size": ("", 0),
         "layer_norm_eps": ("", 1e-12),
     },
@@ -36,6 +38,7 @@ FAMILY = Family(
         output="ffn.lin2",
         output_norm="output_layer_norm",
     ),
+    # The first layer of the classifier takes the place of BERT's pooler, with relu instead of tanh.
     pooler=None,
     heads={
         **head_keys(dense="pre_classifier", output="classifier"),
@@ -50,6 +53,7 @@ FAMILY = Family(
     choice_dropout={"seq_classif_dropout": 0.2},
     token_dropout={"dropout": 0.1},
     span_dropout={"qa_dropout": 0.1},
+    # ``dropout`` counts after the embeddings and the feed-forward, but not after the output of attention.
     options={"attention_output_dropout": 0.0},
     has_segments=False,
 )

@@ -1,4 +1,8 @@
-"""ELECTRA (Clark et al., 2020), a BERT without a pooler."""
+"""ELECTRA (Clark et al., arXiv:2003.10555), a BERT without a pooler.
+
+A generator fills masked tokens, and a discriminator of the same family tells which tokens were replaced. Both are
+published, under one ``model_type``.
+"""
 
 from dataclasses import replace
 
@@ -19,6 +23,7 @@ FAMILY = replace(
     prefix="electra.",
     fields={
         **BERT_FIELDS,
+        # The defaults of the config class are those of the small model.
         "embedding_size": ("embedding_size", 128),
         "hidden_size": ("hidden_size", 256),
         "num_attention_heads": ("num_attention_heads", 4),
@@ -32,6 +37,7 @@ FAMILY = replace(
     heads={
         **head_keys(dense="classifier.dense", output="classifier.out_proj"),
         **choice_keys(dense="sequence_summary.summary"),
+        # The generator has the head over the vocabulary, and the discriminator one logit for each token.
         "masked-lm": vocabulary_keys(
             dense="generator_predictions.dense", norm="generator_predictions.LayerNorm", bias="generator_lm_head"
         ),
@@ -43,6 +49,7 @@ FAMILY = replace(
     architectures={**architectures("Electra"), "replaced-token": "ElectraForPreTraining"},
     pretraining=("discriminator_predictions.", "generator_predictions.", "generator_lm_head."),
     decoder="generator_lm_head",
+    # The classifier and the generator compute gelu in transformers, whatever ``hidden_act`` says.
     head_activation="gelu",
     vocabulary_activation="gelu",
     dense_dropout=CLASSIFIER_DROPOUT,

@@ -16,6 +16,7 @@ from bert_tasks.families.base import (
 from bert_tasks.families.bert import FAMILY as BERT
 
 _POOLER = "ernie.pooler.dense"
+# transformers adds row 0 to every token unless the caller names another task, for which no task here has a value.
 _TASK_TYPE = KeyMapping(
     "encoder.embeddings.task_type", ("embeddings.task_type_embeddings",), WEIGHT, only_with="task_type_vocab_size"
 )
@@ -24,7 +25,9 @@ _TASK_TYPE = KeyMapping(
 def _of_layers(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     """Returns the size of the table of task types, or 0 without ``use_task_id``."""
     rows = config_value(config, "task_type_vocab_size", 3)
-    return {"task_type_vocab_size": rows if config_value(config, "use_task_id", False) else 0}
+    if not config_value(config, "use_task_id", False):
+        rows = 0
+    return {"task_type_vocab_size": rows}
 
 
 FAMILY = replace(

@@ -20,6 +20,11 @@ from bert_tasks.families.base import (
 
 
 def _of_layers(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    """Returns the fields of rotary positions, groups of queries and an untied table.
+
+    Raises:
+        CheckpointError: A value has the wrong type, or is not supported by this encoder.
+    """
     return {
         **rotary_layers(config, layers),
         "num_key_value_heads": key_value_heads(config),
@@ -34,6 +39,7 @@ FAMILY = Family(
         **BERT_FIELDS,
         "vocab_size": ("vocab_size", 128256),
         "hidden_act": ("hidden_act", "silu"),
+        # Only attention has dropout.
         "hidden_dropout_prob": ("", 0.0),
         "attention_probs_dropout_prob": ("attention_dropout", 0.0),
         "max_position_embeddings": ("max_position_embeddings", 8192),
@@ -52,12 +58,14 @@ FAMILY = Family(
         KeyMapping("encoder.embeddings.word", ("embed_tokens",), WEIGHT),
         KeyMapping("encoder.layers.{i}.attention_norm", ("layers.{i}.input_layernorm",), WEIGHT),
         KeyMapping("encoder.layers.{i}.attention.query", ("layers.{i}.self_attn.q_proj",), WEIGHT),
+        # Queries have more heads than keys and values, so the three cannot be split into equal parts.
         KeyMapping(
             "encoder.layers.{i}.attention.key_value",
             ("layers.{i}.self_attn.k_proj", "layers.{i}.self_attn.v_proj"),
             WEIGHT,
         ),
         KeyMapping("encoder.layers.{i}.attention.output", ("layers.{i}.self_attn.o_proj",), WEIGHT),
+        # In a pre-norm layer the norm "after attention" is the one before the feed-forward.
         KeyMapping("encoder.layers.{i}.output_norm", ("layers.{i}.post_attention_layernorm",), WEIGHT),
         KeyMapping("encoder.layers.{i}.intermediate", ("layers.{i}.mlp.gate_proj", "layers.{i}.mlp.up_proj"), WEIGHT),
         KeyMapping("encoder.layers.{i}.output", ("layers.{i}.mlp.down_proj",), WEIGHT),
@@ -67,6 +75,7 @@ FAMILY = Family(
     heads={
         "sequence": (KeyMapping("head.dense", ("dense",)), KeyMapping("head.output", ("classifier",))),
         "token": (KeyMapping("head.output", ("classifier",)),),
+        # With tied embeddings the table of the logits is the table of the words, and the file has no other.
         "masked-lm": (KeyMapping("head.decoder", ("lm_head",), WEIGHT, only_with="output_embedding_size"),),
     },
     architectures=architectures("EuroBert"),
@@ -74,6 +83,7 @@ FAMILY = Family(
     decoder="lm_head",
     head_activation="gelu",
     head_pooling="classifier_pooling",
+    # ``late`` computes the logits of every token and takes their mean.
     poolings={"late": "late", "bos": "cls", "mean": "mean"},
     sequence_dropout={},
     token_dropout={},
@@ -90,5 +100,6 @@ FAMILY = Family(
     },
     head_options={"vocabulary_dense": False, "vocabulary_norm": False, "vocabulary_bias": False},
     has_segments=False,
+    # The config class descends from Llama's, and has fields of it that no published EuroBERT uses.
     only_values={"attention_bias": False, "mlp_bias": False, "pretraining_tp": 1, "rope_scaling": None},
 )

@@ -5,11 +5,13 @@ from dataclasses import replace
 from bert_tasks.families.base import BERT_FIELDS, EMBEDDING_KEYS, KeyMapping, architectures, layer_keys
 from bert_tasks.families.bert import FAMILY as BERT
 
+# Unlike BERT's, the config class has no dropout for classifiers alone.
 _DROPOUT = {"hidden_dropout_prob": 0.1}
 
 FAMILY = replace(
     BERT,
     model_type="megatron-bert",
+    # The prefix stays "bert.", as in BERT. The defaults are the sizes of the 345M model.
     fields={
         **BERT_FIELDS,
         "vocab_size": ("vocab_size", 29056),
@@ -18,6 +20,7 @@ FAMILY = replace(
         "num_attention_heads": ("num_attention_heads", 16),
         "intermediate_size": ("intermediate_size", 4096),
     },
+    # In these layers the norms stand before attention and feed-forward, so one more follows the last layer.
     keys=(
         *EMBEDDING_KEYS,
         *layer_keys("encoder.layer.{i}.", attention_norm="attention.ln", output_norm="ln"),

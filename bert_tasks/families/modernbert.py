@@ -1,4 +1,8 @@
-"""ModernBERT (Warner et al., 2024), pre-norm with rotary positions and windows."""
+"""ModernBERT (Warner et al., arXiv:2412.13663), pre-norm with rotary positions and windows.
+
+Every third layer attends to all tokens and the others to a window, and the two types have positions of different
+wavelengths. Older files state this by rules and newer files by a list, and this module reads both.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,6 +24,7 @@ from bert_tasks.families.base import (
 # Config field for the base of the wavelengths of each type of layer, in published files.
 _THETA = {FULL: "global_rope_theta", SLIDING: "local_rope_theta"}
 _DROPOUT: Mapping[str, float | None] = {"classifier_dropout": 0.0}
+# Every head begins with these two modules, and a file with any head has them.
 _PREDICTION_HEAD = (KeyMapping("head.dense", ("head.dense",), WEIGHT), KeyMapping("head.norm", ("head.norm",), WEIGHT))
 _CLASSIFIER = (*_PREDICTION_HEAD, KeyMapping("head.output", ("classifier",)))
 
@@ -30,22 +35,34 @@ def _layer_types(config: Mapping[str, Any], layers: int) -> Sequence[str]:
     if types is not None:
         return types
     every = config_value(config, "global_attn_every_n_layers", 3)
-    return [SLIDING if layer % every else FULL for layer in range(layers)]
+    types = [SLIDING] * layers
+    for layer in range(0, layers, every):
+        types[layer] = FULL
+    return types
 
 
 def _of_layers(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    types, width = _layer_types(config, layers), config_value(config, "local_attention", 128, least=2)
-    size, heads = config["hidden_size"], config["num_attention_heads"]
-    if size // heads % 2:
-        raise CheckpointError(f"config.json: rotary positions need heads of an even size, not {size // heads}")
+    """Returns the window and the base of the wavelengths of each layer.
+
+    Raises:
+        CheckpointError: A value has the wrong type, or is not supported by this encoder.
+    """
+    types = _layer_types(config, layers)
+    width = config_value(config, "local_attention", 128, least=2)
+    size = config["hidden_size"] // config["num_attention_heads"]
+    if size % 2:
+        raise CheckpointError(f"config.json: rotary positions need heads of an even size, not {size}")
     theta = {layer_type: rotary_theta(config, name, layer_type=layer_type) for layer_type, name in _THETA.items()}
+    # The config counts the tokens of both sides together, and the encoder those of one side.
+    windows = {SLIDING: width // 2, FULL: None}
     return {
-        "attention_window": tuple(width // 2 if layer_type == SLIDING else None for layer_type in types),
+        "attention_window": tuple(windows[layer_type] for layer_type in types),
         "rotary_theta": tuple(theta[layer_type] for layer_type in types),
     }
 
 
 def _kept_layers(config: Mapping[str, Any], layers: Sequence[int]) -> dict[str, Any]:
+    """Returns the types of the kept layers, because the rule would give them others by their new numbers."""
     types = _layer_types(config, config["num_hidden_layers"])
     return {"layer_types": [types[layer] for layer in layers]}
 
@@ -61,6 +78,7 @@ FAMILY = Family(
         "hidden_act": ("hidden_activation", "gelu"),
         "hidden_dropout_prob": ("embedding_dropout", 0.0),
         "attention_probs_dropout_prob": ("attention_dropout", 0.0),
+        # One field counts for the weights of attention and for its output.
         "attention_output_dropout": ("attention_dropout", 0.0),
         "feed_forward_dropout": ("", 0.0),
         "gate_dropout": ("mlp_dropout", 0.0),
@@ -88,7 +106,9 @@ FAMILY = Family(
         KeyMapping("encoder.embeddings.norm", ("embeddings.norm",), WEIGHT),
         KeyMapping("encoder.layers.{i}.attention.qkv", ("layers.{i}.attn.Wqkv",), WEIGHT),
         KeyMapping("encoder.layers.{i}.attention.output", ("layers.{i}.attn.Wo",), WEIGHT),
+        # The embeddings are normalised already, so the first layer has no norm before attention.
         KeyMapping("encoder.layers.{i}.attention_norm", ("layers.{i}.attn_norm",), WEIGHT, first_layer=1),
+        # One tensor holds the layer and then its gate, as in the encoder.
         KeyMapping("encoder.layers.{i}.intermediate", ("layers.{i}.mlp.Wi",), WEIGHT),
         KeyMapping("encoder.layers.{i}.output", ("layers.{i}.mlp.Wo",), WEIGHT),
         KeyMapping("encoder.layers.{i}.output_norm", ("layers.{i}.mlp_norm",), WEIGHT),

@@ -1,4 +1,4 @@
-"""MPNet (Song et al., 2020), a RoBERTa with scores by distance, no segments."""
+"""MPNet (Song et al., arXiv:2004.09297), a RoBERTa with scores by distance, no segments."""
 
 from dataclasses import replace
 
@@ -13,6 +13,7 @@ from bert_tasks.families.base import (
 )
 from bert_tasks.families.roberta import FAMILY as ROBERTA
 
+# Unlike RoBERTa's, the config class has no dropout for classifiers alone.
 _DROPOUT = {"hidden_dropout_prob": 0.1}
 
 FAMILY = replace(
@@ -27,6 +28,7 @@ FAMILY = replace(
     },
     keys=(
         *EMBEDDING_KEYS,
+        # One table of numbers for heads and buckets of distances, which all layers share.
         KeyMapping("encoder.positions.bias", ("encoder.relative_attention_bias",), WEIGHT),
         *layer_keys(
             "encoder.layer.{i}.",

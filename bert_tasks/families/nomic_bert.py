@@ -1,4 +1,4 @@
-"""NomicBERT (Nussbaum et al., arXiv:2402.01613), a BERT with rotary positions."""
+"""NomicBERT (Nussbaum et al., arXiv:2402.01613), a BERT with rotary positions and gates."""
 
 from bert_tasks.families.base import (
     BERT_FIELDS,
@@ -22,6 +22,7 @@ FAMILY = Family(
     fields={
         **BERT_FIELDS,
         "vocab_size": ("vocab_size", 30528),
+        # With a gate, silu makes the feed-forward SwiGLU (Shazeer, arXiv:2002.05202).
         "hidden_act": ("hidden_act", "silu"),
         "hidden_dropout_prob": ("hidden_dropout_prob", 0.0),
         "attention_probs_dropout_prob": ("attention_probs_dropout_prob", 0.0),
@@ -34,6 +35,7 @@ FAMILY = Family(
         KeyMapping("encoder.layers.{i}.attention.qkv", tuple(f"layers.{{i}}.{name}" for name in _PROJECTIONS), WEIGHT),
         KeyMapping("encoder.layers.{i}.attention.output", ("layers.{i}.self_attn.o_proj",), WEIGHT),
         KeyMapping("encoder.layers.{i}.attention_norm", ("layers.{i}.post_attention_layernorm",)),
+        # The activation acts on ``gate_proj``, so it is the first half of the encoder's layer.
         KeyMapping("encoder.layers.{i}.intermediate", ("layers.{i}.mlp.gate_proj", "layers.{i}.mlp.up_proj"), WEIGHT),
         KeyMapping("encoder.layers.{i}.output", ("layers.{i}.mlp.down_proj",), WEIGHT),
         KeyMapping("encoder.layers.{i}.output_norm", ("layers.{i}.post_mlp_layernorm",)),
@@ -50,6 +52,7 @@ FAMILY = Family(
     },
     architectures=architectures("NomicBert"),
     pretraining=("cls.",),
+    # The published files have the names of the code that they came with, and transformers converts them.
     file_names={
         "encoder.layers.": ("layers.",),
         "emb_ln.": ("embeddings.LayerNorm.",),

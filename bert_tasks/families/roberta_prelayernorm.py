@@ -9,6 +9,7 @@ FAMILY = replace(
     ROBERTA,
     model_type="roberta-prelayernorm",
     prefix="roberta_prelayernorm.",
+    # The norms stand before attention and feed-forward, so one more follows the last layer.
     keys=(
         *EMBEDDING_KEYS,
         *layer_keys("encoder.layer.{i}.", attention_norm="attention.LayerNorm", output_norm="intermediate.LayerNorm"),

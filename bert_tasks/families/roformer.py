@@ -21,11 +21,18 @@ _DROPOUT = {"hidden_dropout_prob": 0.1}
 
 
 def _of_layers(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    hidden, width = config["hidden_size"], config["embedding_size"]
+    """Returns the width of the embeddings and the base of the wavelengths, which no config of this family states.
+
+    Raises:
+        CheckpointError: A head has an odd size, or the width is no positive integer.
+    """
+    hidden = config["hidden_size"]
     size = hidden // config["num_attention_heads"]
     if size % 2:
         raise CheckpointError(f"config.json: rotary positions need heads of an even size, not {size}")
-    embedding_size = hidden if width is None else encoder_field(config, "embedding_size", "embedding_size", 1)
+    embedding_size = hidden
+    if config["embedding_size"] is not None:
+        embedding_size = encoder_field(config, "embedding_size", "embedding_size", 1)
     return {
         "embedding_size": embedding_size,
         "project_embeddings": embedding_size != hidden,
@@ -47,6 +54,7 @@ FAMILY = replace(
     keys=(
         *EMBEDDING_KEYS,
         KeyMapping("encoder.embeddings.projection", ("embeddings_project",), only_with="project_embeddings"),
+        # A table of sines and cosines, which is saved although it is not trained.
         KeyMapping("encoder.positions", ("encoder.embed_positions",), WEIGHT),
         *layer_keys("encoder.layer.{i}."),
     ),
@@ -57,7 +65,7 @@ FAMILY = replace(
     },
     architectures={head: name for head, name in architectures("RoFormer").items() if head != "choice"},
     unsupported_heads={"choice": "the head of transformers reads the last column of a batch, which may be padding"},
-    head_activation=None,
+    head_activation=None,  # the classifier computes ``hidden_act``
     pair_objectives=(),
     sequence_dropout=_DROPOUT,
     dense_dropout=_DROPOUT,

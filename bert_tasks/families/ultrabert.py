@@ -1,4 +1,4 @@
-"""UltraBERT (dmis-lab/UltraBERT-150M), a EuroBERT with local windows.
+"""UltraBERT (https://huggingface.co/dmis-lab/UltraBERT-150M), a EuroBERT with local windows.
 
 Layers with windows have another base of rotary positions. Masked words have two linear layers.
 """
@@ -44,25 +44,43 @@ def _of_each_layer(config: Mapping[str, Any], name: str, layers: int) -> list[An
 
 
 def _layer_types(config: Mapping[str, Any], layers: int) -> Sequence[str]:
+    """Returns the type of each layer, from a list of types, a list of windows, or the rule of the config class."""
     types = layer_types(config, layers)
     if types is not None:
         return types
     windows = _of_each_layer(config, "attention_windows", layers)
-    is_local = windows if windows else [(layer + 1) % 3 for layer in range(layers)]
-    return [SLIDING if value else FULL for value in is_local]
+    if not windows:  # every third layer attends to all tokens, the first time in layer 2
+        windows = [(layer + 1) % 3 for layer in range(layers)]
+    types = [FULL] * layers
+    for layer, window in enumerate(windows):
+        if window:
+            types[layer] = SLIDING
+    return types
 
 
 def _of_layers(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    """Returns the window, the base of the wavelengths and the heads of each layer.
+
+    Raises:
+        CheckpointError: A value has the wrong type, or is not supported by this encoder.
+    """
     types = _layer_types(config, layers)
-    windows = [window for window in _of_each_layer(config, "attention_windows", layers) if window]
-    window = config_value({"sliding_window": windows[0]} if windows else config, "sliding_window", 128)
-    published = [] if config["rope_parameters"] is not None else _of_each_layer(config, "rope_theta", layers)
-    theta = {
-        layer_type: rotary_theta({**config, "rope_theta": base}, "rope_theta", layer_type=layer_type)
-        for layer_type, base in {**_THETA, **dict(zip(types, published, strict=False))}.items()
-    }
+    # Published files list a window for each layer, and all windows of a model are equal. transformers writes one.
+    widths = [width for width in _of_each_layer(config, "attention_windows", layers) if width]
+    window = config["sliding_window"]
+    if widths:
+        window = widths[0]
+    window = config_value({"sliding_window": window}, "sliding_window", 128)
+    bases: dict[str, Any] = dict(_THETA)
+    if config["rope_parameters"] is None:  # else it states the bases, and not a list
+        published = _of_each_layer(config, "rope_theta", layers)
+        bases.update(zip(types, published, strict=False))
+    theta = {}
+    for layer_type, base in bases.items():
+        theta[layer_type] = rotary_theta({**config, "rope_theta": base}, "rope_theta", layer_type=layer_type)
+    windows = {SLIDING: window, FULL: None}
     return {
-        "attention_window": tuple(window if layer_type == SLIDING else None for layer_type in types),
+        "attention_window": tuple(windows[layer_type] for layer_type in types),
         "rotary_theta": tuple(theta[layer_type] for layer_type in types),
         "head_dim": rotary_head_dim(config),
         "num_key_value_heads": key_value_heads(config),
@@ -71,6 +89,7 @@ def _of_layers(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
 
 
 def _kept_layers(config: Mapping[str, Any], layers: Sequence[int]) -> dict[str, Any]:
+    """Returns the lists of the config for the kept layers."""
     lists = {name: config[name] for name in ("attention_windows", "rope_theta") if isinstance(config[name], list)}
     lists["layer_types"] = _layer_types(config, config["num_hidden_layers"])
     return {name: [values[layer] for layer in layers] for name, values in lists.items()}

@@ -10,6 +10,7 @@ FAMILY = replace(
     model_type="xlm-roberta-xl",
     fields={
         **ROBERTA.fields,
+        # The sizes of XL (3.5 billion parameters).
         "vocab_size": ("vocab_size", 250880),
         "hidden_size": ("hidden_size", 2560),
         "num_hidden_layers": ("num_hidden_layers", 36),
@@ -19,6 +20,7 @@ FAMILY = replace(
         "type_vocab_size": ("type_vocab_size", 1),
         "layer_norm_eps": ("layer_norm_eps", 1e-5),
     },
+    # The norms stand before attention and feed-forward, so one more follows the last layer.
     keys=(
         *EMBEDDING_KEYS,
         *layer_keys("encoder.layer.{i}.", attention_norm="attention.self_attn_layer_norm", output_norm="LayerNorm"),

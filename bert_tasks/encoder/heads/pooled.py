@@ -33,12 +33,15 @@ def reduce_rows(hidden: Tensor, layout: Layout, how: Literal["sum", "mean", "max
     if how == "max":
         return rectangle.masked_fill(absent, torch.finfo(hidden.dtype).min).amax(1)
     total = rectangle.masked_fill(absent, 0.0).sum(1)
-    return total if how == "sum" else total / layout.mask.sum(1, keepdim=True).clamp(min=1)
+    if how == "sum":
+        return total
+    return total / layout.mask.sum(1, keepdim=True).clamp(min=1)  # a sequence of padding alone has no mean
 
 
 def softmax_rows(scores: Tensor, layout: Layout) -> Tensor:
     """Computes softmax within each sequence, ``[N] -> [N]``. Padding gets 0."""
     if isinstance(layout, Packed):
+        # Softmax does not change if the greatest score is subtracted, and without this exp would overflow.
         largest = torch.segment_reduce(scores.detach(), "max", lengths=layout.row_lengths, unsafe=True)  # [B]
         powers = (scores - largest.index_select(0, layout.sequence_of_row)).exp()
         sums = torch.segment_reduce(powers, "sum", lengths=layout.row_lengths, unsafe=True)
@@ -60,7 +63,9 @@ class PooledHead(Head):
     score: Linear
 
     def select(self, layout: Layout) -> Selection | None:
-        return select_first_tokens(layout) if self.pooling == "cls" else None
+        if self.pooling == "cls":
+            return select_first_tokens(layout)
+        return None
 
     def pool(self, rows: Tensor, layout: Layout) -> Tensor:
         """Pools ``[N, H] -> [B, H]``. First tokens are selected already, ``[B, H] -> [B, H]``."""
@@ -78,6 +83,9 @@ class SequenceHead(PooledHead):
     By default it is the head of the family's HF class, which reads the first token, or as ``HeadConfig.pooling`` says.
     In BERT and ALBERT ``dense`` is the pooler of the base model. In the other families it belongs to the classifier.
     UltraBERT has no such layer. With another pooling the head has only the last linear layer.
+
+    Your own task returns it from ``Task.head`` if it has one answer for each text. ``PerTokenHead`` is its counterpart
+    for one answer for each word or token.
 
     Args:
         config: The configuration of the encoder.
@@ -118,7 +126,9 @@ class SequenceHead(PooledHead):
             hidden = self.dense(self.input_dropout(hidden))
             hidden = self.norm(ACTIVATIONS[self.activation](hidden))
         logits: Tensor = self.output(self.dropout(hidden))
-        return self.pool(logits, layout) if self.pools_logits else logits
+        if self.pools_logits:
+            logits = self.pool(logits, layout)
+        return logits
 
 
 class ChoiceHead(SequenceHead):

@@ -19,7 +19,16 @@ from bert_tasks.encoder.packing import Layout, Packed, Padded, Selection
 class PerTokenHead(Head):
     """Logits for each token that is read, for tags (L labels) and spans (start and end).
 
-    They come out sequence after sequence in the caller's order, whatever the order of the rows.
+    They come out sequence after sequence in the caller's order, whatever the order of the rows. Only the tokens that
+    the task reads, such as the first token of each word, are computed in the last layer and here.
+
+    Your own task returns it from ``Task.head`` if it has one answer for each word or token. ``SequenceHead`` is its
+    counterpart for one answer for each text.
+
+    Args:
+        config: The configuration of the encoder.
+        num_labels: Number of logits of each token.
+        dropout: Probability of dropping an input of the last linear layer, usually ``config.head.token_dropout``.
 
     Example:
         >>> PerTokenHead(model.config, 3, dropout=0.1)
@@ -42,7 +51,9 @@ class PerTokenHead(Head):
         initialize(self, config)
 
     def select(self, layout: Layout) -> Selection | None:
-        return Selection(rows=layout.gather_positions) if isinstance(layout, Packed) else None
+        if isinstance(layout, Packed):
+            return Selection(rows=layout.gather_positions)
+        return None
 
     def forward(self, hidden: Tensor, layout: Layout, embeddings: Tensor) -> Tensor:
         """``[R, H] -> [R, L]``"""
@@ -69,7 +80,9 @@ class CRFHead(PerTokenHead):
     def forward(self, hidden: Tensor, layout: Layout, embeddings: Tensor) -> Tensor:
         """Returns ``with_transitions`` of ``[R, H]``, or padded emissions ``[N, L]``."""
         emissions = super().forward(hidden, layout, embeddings)  # [R, L]
-        return emissions if isinstance(layout, Padded) else self.with_transitions(emissions)
+        if isinstance(layout, Padded):
+            return emissions
+        return self.with_transitions(emissions)
 
     @property
     def outside_graph(self) -> dict[str, Tensor]:

@@ -72,7 +72,9 @@ class VocabularyOutput(HeadOutput):
     @property
     def chunk_rows(self) -> int:
         """The number of rows whose logits exist at once."""
-        width = self.hidden.shape[1] if self.table is None else len(self.table)
+        width = self.hidden.shape[1]
+        if self.table is not None:
+            width = len(self.table)
         return max(1, _CHUNK_BYTES // (width * self.dtype.itemsize))
 
     def logits(self) -> Tensor:
@@ -90,10 +92,15 @@ class VocabularyOutput(HeadOutput):
         return torch.cat([top.values for top in best]).exp(), torch.cat([top.indices for top in best])
 
     def sample(self, uniforms: Tensor) -> Tensor:
-        """Draws an id for each row by inversion, from ``[R]`` numbers in [0, 1)."""
+        """Draws an id for each row by inversion, from ``[R]`` numbers in [0, 1).
+
+        An id is the first whose cumulative probability exceeds the number. So equal numbers draw equal ids on every
+        device, which ``torch.multinomial`` does not promise.
+        """
         drawn = []
         for rows, shares in zip(self.log_softmax(), torch.split(uniforms, self.chunk_rows), strict=True):
             sums = rows.double().exp().cumsum(dim=1)
+            # The last sum is 1 only up to rounding.
             limits = shares.double().unsqueeze(1) * sums.narrow(1, -1, 1)
             drawn.append((sums <= limits).sum(dim=1).clamp(max=sums.shape[1] - 1))
         return torch.cat(drawn)
@@ -116,9 +123,12 @@ class VocabularyOutput(HeadOutput):
         )
 
     def _of_rows(self, rows: Tensor) -> Tensor:
+        """Returns the logits of some rows, ``[n, E] -> [n, V]``."""
         if self.table is None:
             return rows.to(self.dtype)
-        bias = None if self.bias is None else self.bias.to(rows.dtype)
+        bias = self.bias
+        if bias is not None:
+            bias = bias.to(rows.dtype)
         return linear(rows, self.table.to(rows.dtype), bias).to(self.dtype)
 
 
@@ -140,12 +150,15 @@ class _CrossEntropy(torch.autograd.Function):
         chunk: int,
         with_gradients: bool,
     ) -> Tensor:
-        weight, shift = table.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype)
+        weight, shift = table.to(hidden.dtype), bias
+        if shift is not None:
+            shift = shift.to(hidden.dtype)
         total = hidden.new_zeros((), dtype=dtype)
         of_hidden: list[Tensor] = []
         of_table = of_bias = None
         for rows, targets in zip(torch.split(hidden, chunk), torch.split(labels.unsqueeze(1), chunk), strict=True):
             scores = linear(rows, weight, shift).to(dtype)  # [chunk, V]
+            # Softmax does not change if the greatest score is subtracted, and without this exp would overflow.
             scores.sub_(scores.amax(dim=1, keepdim=True))
             of_labels = scores.gather(1, targets)
             sums = scores.exp_().sum(dim=1, keepdim=True)  # in place, because a chunk of logits is large
@@ -157,10 +170,16 @@ class _CrossEntropy(torch.autograd.Function):
             excess = excess.to(hidden.dtype)
             of_hidden.append(linear(excess, weight.t(), None))
             products = linear(excess.t(), rows.t(), None).to(table.dtype)
-            of_table = products if of_table is None else of_table.add_(products)
+            if of_table is None:
+                of_table = products
+            else:
+                of_table.add_(products)
             if bias is not None:
                 of_chunk = excess.sum(0).to(bias.dtype)
-                of_bias = of_chunk if of_bias is None else of_bias.add_(of_chunk)
+                if of_bias is None:
+                    of_bias = of_chunk
+                else:
+                    of_bias.add_(of_chunk)
         if with_gradients:
             ctx.save_for_backward(torch.cat(of_hidden), of_table, of_bias)
         return total
@@ -169,8 +188,11 @@ class _CrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         # In place, because one gradient is as large as the table. A second pass over the same graph is an error.
-        parts = zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False)
-        return (*(grad.mul_(gradient.to(grad.dtype)) if needed else None for grad, needed in parts), *(None,) * 4)
+        gradients: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
+        for index, saved in enumerate(ctx.saved_tensors):  # of the first three inputs
+            if ctx.needs_input_grad[index]:
+                gradients[index] = saved.mul_(gradient.to(saved.dtype))
+        return tuple(gradients)
 
 
 _cross_entropy: Callable[..., Tensor] = _CrossEntropy.apply
@@ -190,20 +212,27 @@ class VocabularyHead(Head):
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        width = config.embedding_size if config.output_embedding_size is None else config.output_embedding_size
-        shape, inner = config.head, config.prediction_head_size
+        shape = config.head
         self.vocab_size, self.activation = config.vocab_size, shape.vocabulary_activation
-        self.inner = None if inner is None else Linear(config.hidden_size, inner, bias=config.head_bias)
+        input_width, width = config.hidden_size, config.embedding_size
+        if config.output_embedding_size is not None:
+            width = config.output_embedding_size
+        self.inner: Linear | None = None
+        if config.prediction_head_size is not None:
+            self.inner = Linear(input_width, config.prediction_head_size, bias=config.head_bias)
+            input_width = config.prediction_head_size
         self.dense: Linear | None = None
         if shape.vocabulary_dense:
-            self.dense = Linear(config.hidden_size if inner is None else inner, width, bias=config.head_bias)
+            self.dense = Linear(input_width, width, bias=config.head_bias)
         self.norm: nn.Module = nn.Identity()
         if shape.vocabulary_norm:
             self.norm = nn.LayerNorm(width, eps=config.layer_norm_eps, bias=config.head_bias)
         self.decoder: nn.Linear | None = None
         if config.output_embedding_size is not None:
             self.decoder = nn.Linear(width, config.vocab_size, bias=False)
-        self.bias = nn.Parameter(torch.zeros(config.vocab_size)) if shape.vocabulary_bias else None
+        self.bias: nn.Parameter | None = None
+        if shape.vocabulary_bias:
+            self.bias = nn.Parameter(torch.zeros(config.vocab_size))
         initialize(self, config)
 
     @property
@@ -211,12 +240,16 @@ class VocabularyHead(Head):
         return self.vocab_size
 
     def select(self, layout: Layout) -> Selection | None:
-        return Selection(rows=layout.gather_positions) if isinstance(layout, Packed) else None
+        if isinstance(layout, Packed):
+            return Selection(rows=layout.gather_positions)
+        return None
 
     def forward(self, hidden: Tensor, layout: Layout, embeddings: Tensor) -> Any:
         """Returns the output for ``[R, H]``, or logits ``[N, V]`` for a padded layout."""
         output = self.output_of(hidden, embeddings)
-        return output.logits() if isinstance(layout, Padded) else output
+        if isinstance(layout, Padded):
+            return output.logits()
+        return output
 
     def output_of(self, hidden: Tensor, embeddings: Tensor) -> VocabularyOutput:
         """Returns the output of R rows for ``[R, H]``."""
@@ -228,7 +261,9 @@ class VocabularyHead(Head):
         has_autocast = device in ("cpu", "cuda") and torch.is_autocast_enabled(device)
         if has_autocast and torch.get_autocast_dtype(device) == torch.bfloat16:
             states = states.bfloat16()  # layer norm may leave float32, in which the product takes longer
-        table = embeddings if self.decoder is None else self.decoder.weight
+        table = embeddings
+        if self.decoder is not None:
+            table = self.decoder.weight
         return VocabularyOutput(hidden=states, table=table, bias=self.bias, precision=states.dtype)
 
 
