@@ -81,7 +81,7 @@ def _of_module(patterns: Sequence[tuple[re.Pattern[str], ValueT]], module: str, 
 
 
 def is_adapter(folder: Path) -> bool:
-    """Returns True for a folder of peft with adapters and no weights of a model."""
+    """Returns True for a folder of peft, which holds adapters and perhaps the weights of a model, too."""
     return os.path.lexists(folder / ADAPTER_CONFIG)
 
 
@@ -138,12 +138,14 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
 
 
 def _rank(path: Path, name: str, value: Any) -> int:
+    """Returns a rank, or refuses the file."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         refuse(path, f"{name} is {shortened(value)}, expected a whole number from 1")
     return value
 
 
 def _alpha(path: Path, name: str, value: Any) -> float:
+    """Returns the numerator of a scale, or refuses the file."""
     # True and False are numbers to Python, but in JSON they are not.
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     alpha = math.nan

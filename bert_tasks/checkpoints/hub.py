@@ -1,4 +1,4 @@
-"""Finds the folder of a model's files, in a folder, a package or on the hub.
+"""Finds the folder of a model's files, in a folder, a package or on the Hugging Face Hub.
 
 This module owns the meaning of names, and the list of files to download. huggingface_hub handles the cache (HF_HOME),
 offline mode (HF_HUB_OFFLINE), the endpoint and tokens.
@@ -122,7 +122,7 @@ def model_folder(folder: Path) -> Path:
 
 
 def unfinished_note(folder: Path) -> str | None:
-    """Returns that a folder holds the model of a run that is not finished. None for other folders."""
+    """Returns a note that a folder holds the model of a run that is not finished, or None for other folders."""
     run = folder.absolute().parent
     is_of_run = folder.name == RUN_MODEL and (run / RUN_METADATA).is_file()
     if not is_of_run or (run / RUN_SUMMARY).is_file():
@@ -159,7 +159,13 @@ def fold_runs(folder: Path) -> list[Path]:
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """The source of a model's files as requested, and the ``commit`` of a hub id."""
+    """The source of a model's files.
+
+    Attributes:
+        name: The name that the user gave.
+        revision: Branch, tag or commit that the user asked for. None for folders, packages and the default branch.
+        commit: Commit of the hub from which the files are, or None for folders and packages.
+    """
 
     name: str
     revision: str | None
@@ -177,7 +183,7 @@ def origin(name: str | Path, folder: Path, *, revision: str | None = None) -> Or
 
 
 def is_model_file(name: str) -> bool:
-    """Returns True for a description, a vocabulary or weights, which are downloaded."""
+    """Returns True for a file that ``resolve`` downloads: a description, a vocabulary or weights."""
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in (*_DESCRIPTIONS, *_SAFETENSORS, *PICKLES))
 
 
@@ -262,6 +268,7 @@ def _snapshot(name: str, revision: str | None, patterns: list[str]) -> Path:
 
 
 def _refusal(status: int) -> str:
+    """Returns the reason and the remedy for an answer of the hub."""
     if status == 401:
         return REFUSED_TOKEN
     if status == 403:
@@ -270,6 +277,7 @@ def _refusal(status: int) -> str:
 
 
 def _reach_the_hub() -> str:
+    """Returns the reason and the remedy if the hub cannot be asked."""
     if constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE is set. Unset it to download, or name the folder of a copy"
     return f"The hub ({masked(constants.ENDPOINT)}) cannot be reached. Check the network, or name the folder of a copy"

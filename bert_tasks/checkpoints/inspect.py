@@ -48,6 +48,9 @@ class Inspection(Result):
     """The content of a model folder.
 
     Attributes:
+        folder: The folder, also of a hub id in the cache.
+        family: ``model_type`` of the configuration.
+        architectures: Classes of transformers that config.json names.
         head: Type of head, base, sequence, token or span, from ``architectures``. It is base for unknown classes.
         sizes: Dimensions, and numbers of parameters as this package builds the model.
         usable_length: Maximum length of an input in tokens, including special tokens.
@@ -55,6 +58,7 @@ class Inspection(Result):
         report: Report of the loader for every key.
         head_keys: Names in task_head.safetensors.
         tokenizer: Class name. None if there is no tokenizer or it does not load (then ``problems`` says why).
+        tokenizer_vocabulary: Number of its tokens.
         labels: Names in the order of their ids.
         task: Name of the task if this package saved the folder.
         files: Bytes of each file, by name.
@@ -78,7 +82,7 @@ class Inspection(Result):
     problems: tuple[str, ...]
 
     def lines(self, *, verbose: bool = False) -> list[str]:
-        """Returns the report for a terminal, with ``verbose`` also the name of every key."""
+        """Returns the lines of the report for a terminal. With ``verbose`` they also name every key."""
         sizes = self.sizes
         family = self.family
         if self.architectures:
@@ -120,10 +124,13 @@ class Inspection(Result):
 
 
 def inspect_checkpoint(name: str | Path, *, revision: str | None = None) -> Inspection:
-    """Reads the files of a model without building it.
+    """Reads the files of a model and compares them with what the model needs, without building it.
+
+    ``bert-tasks inspect`` shows the result. It costs the reading of all weights, and downloads a hub id.
 
     Args:
-        name, revision: As for ``hub.resolve``.
+        name: A folder, ``package:NAME/PATH`` or a hub id, as for ``hub.resolve``.
+        revision: Branch, tag or commit of a hub id.
 
     Raises:
         CheckpointError: The model does not exist, its family is not supported, or a file is damaged.

@@ -43,7 +43,7 @@ _OTHER_FORMATS = ("tf_model.h5", "flax_model.msgpack", "rust_model.ot", "model.g
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """Reads all tensors of a folder in their dtypes, first from safetensors.
+    """Returns all tensors of a folder in their dtypes. If it has several formats, safetensors is read.
 
     Raises:
         CheckpointError: There are no weights, or a file is damaged, incomplete, larger than the memory or does not hold
@@ -78,7 +78,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
-    """Returns the tensors of a safetensors file and compares their stored digest.
+    """Returns the tensors of a safetensors file, after comparing their digest if the file holds one.
 
     Raises:
         CheckpointError: The file is damaged, or holds other tensors than it was saved with.
@@ -145,7 +145,7 @@ def _read_shards(folder: Path, index: str, read: Callable[[Path], dict[str, Tens
 
 
 def _read_pickle(path: Path) -> dict[str, Tensor]:
-    """Reads a ``pytorch_model.bin`` with torch's restricted unpickler, without code."""
+    """Returns the tensors of a ``pytorch_model.bin``, read with torch's restricted unpickler, which runs no code."""
     try:
         if zipfile.is_zipfile(path):
             # Zeros compress to almost nothing, so a small archive could expand to more than the memory.

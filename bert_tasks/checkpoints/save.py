@@ -89,7 +89,7 @@ def save_folder(
     head_tensors: Mapping[str, Tensor] | None = None,
     adapter_config: Mapping[str, Any] | None = None,
 ) -> None:
-    """Writes config.json, the tokenizer and weights, also of heads that HF lacks.
+    """Writes config.json, the tokenizer and the weights of a model.
 
     Each file appears whole or not at all. The metadata of weights hold a digest of them, which reading compares.
     Weights under other names from an earlier save are removed.
@@ -139,6 +139,7 @@ def save_folder(
 
 
 def _write_json(content: Mapping[str, Any], path: Path) -> None:
+    """Writes JSON with sorted keys, so that equal content gives equal bytes."""
     path.write_text(json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n", "utf-8")
 
 

@@ -54,7 +54,7 @@ _OPTIONS = {
 
 
 class StoredEncoding(dict[str, Any]):
-    """The encoding of a call. Other methods come from transformers' ``BatchEncoding``.
+    """The encoding of a call, which takes the methods that it lacks from transformers' ``BatchEncoding``.
 
     Args:
         content: The lists that the call returns.

@@ -48,7 +48,7 @@ _FEWEST: Mapping[TokenizerType, int] = MappingProxyType({"wordpiece": 2, "bpe": 
 
 
 def _make(type: TokenizerType, vocabulary: Mapping[str, Any] | None, *, lowercase: bool) -> PreTrainedTokenizerBase:
-    """Makes transformers' tokenizer, with a vocabulary in ``tokenizers`` JSON if any."""
+    """Returns a tokenizer of transformers, with a vocabulary in the JSON of ``tokenizers`` or with an empty one."""
     content: Mapping[str, Any] = {}
     if vocabulary is not None:
         content = vocabulary
@@ -75,6 +75,11 @@ def train_tokenizer(
 ) -> PreTrainedTokenizerBase:
     """Trains a tokenizer on files and saves it. Equal files give an equal tokenizer.
 
+    Use it before pre-training a model from scratch, if no published tokenizer suits the language or the domain. A
+    published model needs its own tokenizer, whose ids its embeddings know. The texts are read once for ``bpe``
+    and twice for the other types, whose characters are counted first. The trainer runs on one thread, so that its sums
+    have a fixed order.
+
     The trainer of WordPiece merges the most frequent pairs, as BPE's trainer does, because ``tokenizers`` has no other.
 
     Args:
@@ -83,7 +88,7 @@ def train_tokenizer(
         type: ``wordpiece`` as in BERT, ``bpe`` on bytes as in RoBERTa, or ``unigram`` as in ALBERT.
         vocab_size: Number of tokens, including special tokens. There are fewer if the corpus has no more.
         lowercase: Change letters to lower case and remove accents, as in BERT's uncased models. Not for ``bpe``.
-        reading: Options to read the files.
+        reading: Options to read the files. Default: those of every other command.
 
     Returns:
         The tokenizer, as ``AutoTokenizer`` opens it.

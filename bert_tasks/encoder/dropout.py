@@ -1,6 +1,6 @@
 """Dropout, which on a CPU draws 16 random bits per element (``encoder/cpu.py``).
 
-Other devices and float16 use torch's dropout.
+Other devices and float16 use torch's dropout. Hidden states are dropped here in all layers and heads.
 """
 
 import torch
@@ -11,7 +11,10 @@ from bert_tasks.encoder.cpu import keep_mask, keep_scale, random_bits, uses_rand
 
 
 def drop(hidden: Tensor, p: float) -> Tensor:
-    """Zeroes each element with probability ``p`` and scales the others by 1 / (1 - p)."""
+    """Zeroes each element with probability ``p`` and scales the others by 1 / (1 - p).
+
+    The scale keeps the expected value of an element, so that nothing has to change outside training.
+    """
     if not uses_random_bits(hidden, p):
         return F.dropout(hidden, p)
     factors = keep_mask(random_bits(hidden.shape), p, out=torch.empty_like(hidden))

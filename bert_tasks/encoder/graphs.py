@@ -212,6 +212,8 @@ class LayerGraphs:
 
 
 class _Replay(torch.autograd.Function):
+    """Runs the graphs of both passes where autograd expects the layers."""
+
     @staticmethod
     def forward(
         ctx: Any, embedded: Tensor, graphs: LayerGraphs, graph: _Graph, position_ids: Tensor, starts: Tensor

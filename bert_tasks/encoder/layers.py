@@ -24,7 +24,7 @@ from bert_tasks.encoder.positions import Positions, position_module
 
 
 class RMSNorm(nn.RMSNorm):
-    """``nn.RMSNorm`` in its weight's precision, because a CPU cannot mix two."""
+    """``nn.RMSNorm`` that computes in the precision of its weight, because a CPU cannot mix two precisions."""
 
     def forward(self, rows: Tensor) -> Tensor:
         return super().forward(rows.to(self.weight.dtype)).to(rows.dtype)
@@ -205,7 +205,7 @@ class Layer(nn.Module):
         selection: Selection | None = None,
         positions: Positions | None = None,
     ) -> Tensor:
-        """Returns ``[N, H]``, or ``[R, H]`` of the selected tokens."""
+        """Returns the states after the layer, ``[N, H]``, or ``[R, H]`` of the selected tokens."""
         context = self.attention(self.before_attention(hidden), layout, selection, positions)  # [R, H]
         if selection is not None:
             hidden = hidden.index_select(0, selection.rows)
@@ -284,7 +284,7 @@ class Convolution(nn.Module):
 
 
 class TransformerEncoder(nn.Module):
-    """Embeddings and all layers.
+    """The embeddings and all layers of a model, from token ids to hidden states.
 
     Attributes:
         gradient_checkpointing: Compute each layer again in the backward pass instead of storing its activations.
@@ -412,7 +412,7 @@ class TransformerEncoder(nn.Module):
 
 
 def initialize(module: nn.Module, config: EncoderConfig) -> None:
-    """Draws weights as transformers does. Biases are 0 and norms the identity."""
+    """Draws the weights of new modules as transformers does. Biases are 0, and norms are the identity."""
     for name, submodule in module.named_modules():
         if any(parameter.is_meta for parameter in submodule.parameters(recurse=False)):
             continue  # there is nothing to draw, see ``Embedding``

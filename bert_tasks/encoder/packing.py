@@ -25,7 +25,7 @@ GROUP_SLACK = 0.125
 
 @dataclass(frozen=True, kw_only=True)
 class _Movable:
-    """A record of tensors (also by name), of such records, and of host values."""
+    """A record of tensors, of mappings to tensors, of such records, and of values that stay on the host."""
 
     def to(self, device: torch.device) -> Self:
         """Returns a copy on a device. Copies from pinned memory do not wait."""
@@ -78,10 +78,11 @@ class Regroup(_Movable):
 
 @dataclass(frozen=True, kw_only=True)
 class Packed(_Movable):
-    """Sequences one after another, the shortest first.
+    """The layout of sequences one after another, the shortest first.
 
-    ``lengths``, ``first_rows`` and ``gather_positions`` are in the caller's order of sequences, and so are tensors that
-    are gathered by them.
+    The order makes neighbours nearly equal in length, so that attention can handle them in groups. ``lengths``,
+    ``first_rows`` and ``gather_positions`` are in the caller's order of sequences, and so are tensors that are gathered
+    by them.
 
     Attributes:
         lengths: Number of tokens of each sequence, on the host.
@@ -126,7 +127,7 @@ Layout = Packed | Padded
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """The tokens that a head reads. The last layer skips the others.
+    """The tokens that a head reads, so that the last layer computes no others.
 
     Attributes:
         rows: ``[R]`` the rows of the tokens.
@@ -179,7 +180,7 @@ def pack(
     fields: Mapping[str, Sequence[Sequence[float]]] | None = None,
     pad_groups: bool = True,
 ) -> PackedBatch:
-    """Packs sequences into one batch.
+    """Packs sequences into one batch, on the host.
 
     Args:
         input_ids: Token ids of each sequence, including special tokens. No sequence may be empty.
@@ -192,7 +193,7 @@ def pack(
         pad_groups: See ``group_rows``.
 
     Raises:
-        ValueError: there is no sequence, one is empty, or ids and segments differ in length.
+        ValueError: There is no sequence, one is empty, or ids and segments differ in length.
     """
     lengths = tuple(map(len, input_ids))
     if not lengths or min(lengths) == 0:

@@ -201,6 +201,7 @@ class ApplyRotary(torch.autograd.Function):
 
 
 def _rotated_copy(qkv: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Returns a copy of ``[N, 3, A, D]`` whose queries and keys are rotated."""
     copy = qkv.clone(memory_format=torch.contiguous_format)
     queries_and_keys = copy.narrow(1, 0, 2)
     pieces = (torch.split(array, _ROWS) for array in (queries_and_keys, cosines, sines))
@@ -293,7 +294,7 @@ class DisentangledScores:
         scale, heads = self.config.scale(qkv.shape[-1]), attention.heads
 
         def of_distances(states: Tensor, rows: Tensor) -> Tensor:
-            """``[S, H] -> [A, D, 2T]``"""
+            """Returns the scaled vectors of all distances by head, ``[S, H] -> [A, D, 2T]``."""
             return (states.index_select(0, rows) * scale).view(len(rows), heads, -1).permute(1, 2, 0)
 
         down, up = self.rows.unbind(0)

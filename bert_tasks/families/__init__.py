@@ -140,7 +140,7 @@ def _head_config(family: Family, hf_config: Mapping[str, Any], *, hidden_act: Ac
         activation = hidden_act
     if vocabulary_activation is None:
         vocabulary_activation = hidden_act
-    dropout = {}
+    dropout: dict[str, Any] = {}
     for head in _HEAD_DROPOUT:
         options: Mapping[str, float | None] = getattr(family, head)
         dropout[head] = 0.0

@@ -76,7 +76,7 @@ _KINDS: Mapping[type, str] = MappingProxyType(
 
 @dataclass(frozen=True)
 class KeyMapping:
-    """Maps the parameters of one of our modules to modules of Hugging Face.
+    """Maps the parameters of one of our modules to those of modules of Hugging Face.
 
     Attributes:
         module: Our module.
@@ -101,7 +101,7 @@ def no_layer_fields(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """One family of encoders.
+    """One family of encoders, as data that a test compares with transformers.
 
     Attributes:
         model_type: Name of the family in config.json.

@@ -18,7 +18,10 @@ from bert_tasks.encoder.packing import Layout, Selection
 
 
 class Head(nn.Module, ABC):
-    """The layers of a task on the encoder. Your task may return any subclass.
+    """The layers of a task on the encoder.
+
+    A task returns a head from ``Task.head``. The heads of this package suit most tasks, and your own task may return
+    any other subclass.
 
     Attributes:
         per_token: The logits have one row for each token that is read, and not one for each sequence.
@@ -71,7 +74,9 @@ class Head(nn.Module, ABC):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HeadOutput:
-    """The output of a head that is more than one tensor. Its members have the names of those of tensors.
+    """The output of a head that is more than one tensor.
+
+    It has methods of tensors, under the same names, so that the code between head and task need not tell them apart.
 
     Attributes:
         logit_fields: Names of the fields that hold logits, as tensors or further outputs.

@@ -1,5 +1,7 @@
 """Heads with one row of logits, or one vector, for each sequence, and the pooling of the states of its tokens.
 
+Packed sequences are reduced without padding them, by ``torch.segment_reduce`` over the rows of each sequence.
+
 Shape legend: N tokens, B sequences, T padded length, H hidden, L labels.
 """
 
@@ -25,7 +27,10 @@ def select_first_tokens(layout: Layout) -> Selection:
 
 
 def reduce_rows(hidden: Tensor, layout: Layout, how: Literal["sum", "mean", "max"]) -> Tensor:
-    """Reduces ``[N, H] -> [B, H]``, the sum, mean or maximum over each sequence."""
+    """Returns the sum, mean or maximum over the rows of each sequence, ``[N, H] -> [B, H]``.
+
+    The result is in the caller's order of sequences. Padding does not count.
+    """
     if isinstance(layout, Packed):
         compact = torch.segment_reduce(hidden, how, lengths=layout.row_lengths, unsafe=True)
         return compact.index_select(0, layout.caller_order)
@@ -78,7 +83,7 @@ class PooledHead(Head):
 
 
 class SequenceHead(PooledHead):
-    """Head with one row of logits for each sequence.
+    """Head with one row of logits for each sequence, as for classes or a number.
 
     By default it is the head of the family's HF class, which reads the first token, or as ``HeadConfig.pooling`` says.
     In BERT and ALBERT ``dense`` is the pooler of the base model. In the other families it belongs to the classifier.
@@ -91,9 +96,12 @@ class SequenceHead(PooledHead):
         config: The configuration of the encoder.
         num_labels: Number of logits.
         pooling: ``cls`` for the head of the family's HF class, or how the states of the tokens are pooled.
+            ``attention`` learns one more linear layer, with H weights and a bias.
 
     Example:
-        >>> SequenceHead(model.config, 3)
+        >>> head = SequenceHead(model.config, 3)
+        >>> head.num_logits
+        3
     """
 
     def __init__(self, config: EncoderConfig, num_labels: int, *, pooling: Pooling = "cls") -> None:
@@ -119,7 +127,7 @@ class SequenceHead(PooledHead):
         initialize(self, config)
 
     def forward(self, hidden: Tensor, layout: Layout, embeddings: Tensor) -> Tensor:
-        """``[B, H]`` of first tokens, or ``[N, H]`` of all, ``-> [B, L]``"""
+        """Computes the logits from ``[B, H]`` of first tokens, or ``[N, H]`` of all, ``-> [B, L]``."""
         if not self.pools_logits:
             hidden = self.pool(hidden, layout)
         if self.dense is not None:
@@ -163,5 +171,5 @@ class EmbeddingHead(PooledHead):
         return self.width
 
     def forward(self, hidden: Tensor, layout: Layout, embeddings: Tensor) -> Tensor:
-        """``[N, H]``, or ``[B, H]`` of first tokens, ``-> [B, H]``"""
+        """Pools ``[N, H]``, or returns ``[B, H]`` of first tokens, ``-> [B, H]``."""
         return self.pool(hidden, layout)

@@ -17,7 +17,7 @@ from bert_tasks.encoder.packing import Layout, Packed, Padded, Selection
 
 
 class PerTokenHead(Head):
-    """Logits for each token that is read, for tags (L labels) and spans (start and end).
+    """Head with one row of logits for each token that is read, for tags (L labels) and spans (start and end).
 
     They come out sequence after sequence in the caller's order, whatever the order of the rows. Only the tokens that
     the task reads, such as the first token of each word, are computed in the last layer and here.
@@ -31,7 +31,9 @@ class PerTokenHead(Head):
         dropout: Probability of dropping an input of the last linear layer, usually ``config.head.token_dropout``.
 
     Example:
-        >>> PerTokenHead(model.config, 3, dropout=0.1)
+        >>> head = PerTokenHead(model.config, 3, dropout=0.1)
+        >>> head.num_logits, head.per_token
+        (3, True)
     """
 
     per_token = True
@@ -56,7 +58,7 @@ class PerTokenHead(Head):
         return None
 
     def forward(self, hidden: Tensor, layout: Layout, embeddings: Tensor) -> Tensor:
-        """``[R, H] -> [R, L]``"""
+        """Computes the logits of the tokens that are read, ``[R, H] -> [R, L]``."""
         if self.dense is not None:
             hidden = self.norm(linear_activation(self.dense, hidden, self.activation))
         logits: Tensor = self.output(self.dropout(hidden))
@@ -103,7 +105,11 @@ class CRFHead(PerTokenHead):
 
 
 class HiddenStatesHead(Head):
-    """The states of the tokens, for graphs whose users pool them. ``width`` is H."""
+    """Head that returns the states of the tokens, for exported graphs whose users pool them.
+
+    Args:
+        width: Number of components of a state, H.
+    """
 
     per_token = True
 
@@ -116,5 +122,5 @@ class HiddenStatesHead(Head):
         return self.width
 
     def forward(self, hidden: Tensor, layout: Layout, embeddings: Tensor) -> Tensor:
-        """``[N, H] -> [N, H]``"""
+        """Returns the states as they are, ``[N, H] -> [N, H]``."""
         return hidden

@@ -1,6 +1,7 @@
 """Heads with logits over the vocabulary, for masked tokens and for pre-training with pairs.
 
-Such logits need much memory, so a ``VocabularyOutput`` computes them some rows at a time.
+Such logits need much memory, so a ``VocabularyOutput`` holds what they are made of and computes them some rows at a
+time. Tasks ask it for the loss, the most probable words or a sample, and never see all logits at once.
 
 Shape legend: N tokens, B sequences, H hidden, R tokens that a head reads, V vocabulary, E width of the embeddings.
 """
@@ -310,6 +311,6 @@ class PretrainingHead(VocabularyHead):
         return PretrainingOutput(vocabulary=self.output_of(tokens, embeddings), pairs=self._pairs(first))
 
     def _pairs(self, first: Tensor) -> Tensor:
-        """``[B, H] -> [B, 2]``"""
+        """Computes the logits of pairs from first tokens, ``[B, H] -> [B, 2]``."""
         logits: Tensor = self.pair(self.dropout(torch.tanh(self.pooler(first))))
         return logits
