@@ -1,7 +1,6 @@
 """Adapters in the format of peft: what PeftModel opens around stock transformers, and what peft has written."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,13 @@ from bert_tasks import Encoder, TaskModel, families, fit
 from bert_tasks.checkpoints.adapters import model_weights
 from bert_tasks.errors import CheckpointError, UsageError
 from support.hf_models import FAMILIES, hf_class
-from support.small_checkpoints import save_checkpoint, tokenizer_of
+from support.small_checkpoints import copied, save_checkpoint, tokenizer_of
 from support.task_examples import EXAMPLES
 
 # peft asks transformers for an attribute that it has renamed.
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")
 
+ROBERTA = families.FAMILIES["roberta"]
 EVERY = ("query", "key", "value", "attention_output", "intermediate", "output")
 SETTINGS = {
     "epochs": 2,
@@ -47,7 +47,10 @@ def logits_of(model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase, texts:
         return torch.cat([model(**tokenizer(text, return_tensors="pt")).logits for text in texts])
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+# Of the others each has other modules or names, which the adapters of a saved model must have, too.
+@pytest.mark.parametrize(
+    "family", ["roberta", *(pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES if name != "roberta")]
+)
 def test_peft_opens_them_around_stock_transformers(
     family: str, by_kind: dict[str, PreTrainedTokenizerBase], tmp_path: Path
 ) -> None:
@@ -68,7 +71,7 @@ def test_peft_opens_them_around_stock_transformers(
     assert len(load_file(adapter / "adapter_model.safetensors")) > 12  # of two layers
 
 
-@pytest.mark.parametrize("case", ["token", "span"])
+@pytest.mark.parametrize("case", ["token", pytest.param("span", marks=pytest.mark.slow)])
 def test_heads_of_every_kind(case: str, bpe_tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "base", "roberta", bpe_tokenizer, wide=True)
     ours = trained(tmp_path, case)
@@ -106,7 +109,22 @@ def test_what_peft_has_written_is_read(bpe_tokenizer: PreTrainedTokenizerBase, t
     assert (torch.as_tensor(vectors) - torch.stack(hidden)).abs().max() < 1e-4
 
 
-def test_what_cannot_be_read_or_written_is_named(bpe_tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def adapted(bpe_tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a base and trained adapters."""
+    folder = tmp_path_factory.mktemp("adapted")
+    save_checkpoint(folder / "base", "roberta", bpe_tokenizer, wide=True)
+    trained(folder)
+    return folder
+
+
+@pytest.fixture
+def adapter(adapted: Path, tmp_path: Path) -> Path:
+    """A copy of the adapters that a test may damage."""
+    return copied(adapted / "run" / "adapter", tmp_path / "adapter")
+
+
+def test_a_model_without_adapters_saves_none(bpe_tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "base", "roberta", bpe_tokenizer, wide=True)
     model = TaskModel.from_pretrained(tmp_path / "base", task=EXAMPLES["single"].task)
     with pytest.raises(UsageError, match=r"no adapters to save. Train it with lora_rank"):
@@ -114,14 +132,22 @@ def test_what_cannot_be_read_or_written_is_named(bpe_tokenizer: PreTrainedTokeni
     with pytest.raises(UsageError, match=r"no adapters to save. Train it with lora_rank"):
         trained(tmp_path, lora_rank=None, lora_alpha=None)  # before the first step
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow  # it trains twice
+def test_a_run_that_replaces_another_leaves_no_adapters_of_it(
+    bpe_tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    save_checkpoint(tmp_path / "base", "roberta", bpe_tokenizer, wide=True)
     trained(tmp_path)
-    adapter = tmp_path / "run" / "adapter"
+    assert (tmp_path / "run" / "adapter").exists()
     trained(tmp_path, save_adapter=False, overwrite=True)
-    assert not adapter.exists()
-    trained(tmp_path, overwrite=True)
-    path = adapter / "adapter_config.json"
-    content = json.loads(path.read_text("utf-8"))
-    for change, message in (
+    assert not (tmp_path / "run" / "adapter").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
         ({"use_dora": True}, r"adapter_config\.json: use_dora = True is not supported, expected False"),
         ({"base_model_name_or_path": None}, r"base_model_name_or_path does not name the model"),
         ({"lora_alpha": "much"}, r"adapter_config\.json: lora_alpha is 'much', expected a finite number"),
@@ -137,53 +163,40 @@ def test_what_cannot_be_read_or_written_is_named(bpe_tokenizer: PreTrainedTokeni
         ({"rank_pattern": {"query": None}}, r"rank_pattern\['query'\] is None, expected a whole number from 1"),
         ({"use_rslora": "x"}, r"use_rslora is 'x', expected true or false"),
         ({"layer_replication": [[0, 2]]}, r"layer_replication = \[\[0, 2\]\] is not supported, expected None"),
-    ):
-        path.write_text(json.dumps(content | change), "utf-8")
-        with pytest.raises(CheckpointError, match=message):
-            TaskModel.from_pretrained(adapter)
-    path.write_text(json.dumps(content), "utf-8")
+    ],
+)
+def test_a_configuration_that_cannot_be_read_is_named(change: dict[str, Any], message: str, adapter: Path) -> None:
+    path = adapter / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | change), "utf-8")
+    with pytest.raises(CheckpointError, match=message):
+        model_weights(adapter, ROBERTA)
+
+
+def test_tensors_that_cannot_be_read_are_named(adapter: Path) -> None:
     weights = load_file(adapter / "adapter_model.safetensors")
     first, second = (
         next(name for name in weights if name.endswith(half)) for half in ("lora_A.weight", "lora_B.weight")
     )
     matrix = weights[second]
-    heads = {name: tensor for name, tensor in weights.items() if "lora_" not in name}
-    for tensors, message in (
-        (
-            {**weights, second: matrix[:-1].clone()},
-            r"lora_A\.weight fits no weight of .*base, so it belongs to another",
-        ),
-        (
-            {**weights, second: matrix.to(torch.complex64)},
-            r"lora_B\.weight has dtype torch.complex64, expected floating",
-        ),
-        ({**weights, second: matrix.to(torch.int32)}, r"lora_B\.weight has dtype torch.int32, expected floating"),
-        (
-            {name: tensor for name, tensor in weights.items() if name != second},
-            r"lora_A\.weight is there, but .*lora_B\.weight is missing",
-        ),
-        (
-            {name: tensor for name, tensor in weights.items() if name != first},
-            r"lora_B\.weight is there, but .*lora_A\.weight is missing",
-        ),
-        (
-            {name: tensor for name, tensor in weights.items() if not name.endswith("lora_A.weight")},
-            r"lora_B\.weight is there, but .*lora_A\.weight is missing",
-        ),
-        ({**weights, first: weights[first][:0].clone(), second: matrix[:, :0].clone()}, r"has rank 0, but .* says 2"),
-        ({**weights, first: matrix[0].clone()}, r"fits no weight of .*base"),
-        (heads, r"it has no adapters, which would be called"),
+    half_is_missing = r"{}\.weight is there, but .*{}\.weight is missing"
+    for changes, message in (
+        ({second: matrix[:-1].clone()}, r"lora_A\.weight fits no weight of .*base, so it belongs to another"),
+        ({second: matrix.to(torch.complex64)}, r"lora_B\.weight has dtype torch.complex64, expected floating"),
+        ({second: matrix.to(torch.int32)}, r"lora_B\.weight has dtype torch.int32, expected floating"),
+        ({second: None}, half_is_missing.format("lora_A", "lora_B")),
+        ({first: None}, half_is_missing.format("lora_B", "lora_A")),
+        ({first: weights[first][:0].clone(), second: matrix[:, :0].clone()}, r"has rank 0, but .* says 2"),
+        ({first: matrix[0].clone()}, r"fits no weight of .*base"),
+        ({name: None for name in weights if "lora_" in name}, r"it has no adapters, which would be called"),
     ):
+        tensors = {name: tensor for name, tensor in (weights | changes).items() if tensor is not None}
         save_file(tensors, adapter / "adapter_model.safetensors")
         with pytest.raises(CheckpointError, match=message):
-            TaskModel.from_pretrained(adapter)
+            model_weights(adapter, ROBERTA)
 
 
-def test_a_base_that_has_only_adapters_is_refused(bpe_tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
-    save_checkpoint(tmp_path / "base", "roberta", bpe_tokenizer, wide=True)
-    trained(tmp_path)
-    adapter, other = tmp_path / "run" / "adapter", tmp_path / "other"
-    shutil.copytree(adapter, other)
+def test_a_base_that_has_only_adapters_is_refused(adapter: Path, tmp_path: Path) -> None:
+    other = copied(adapter, tmp_path / "other")
     content = json.loads((adapter / "adapter_config.json").read_text("utf-8"))
     for own, named in ((adapter, adapter), (adapter, other), (other, adapter)):
         changed = json.dumps(content | {"base_model_name_or_path": str(named)})
@@ -204,7 +217,6 @@ LAYER = "encoder.layer.0.attention.self"
     [
         ({"query": 2}, {"value": 5}, False),
         ({}, {f"roberta.{LAYER}.query": 5, "query": 3, "self.value": 7}, False),  # the first that fits counts
-        ({"self.query": 2, "key": 3}, {r".*layer\.1.*": 5, "uery": 7}, True),
         ({r"layer\.\d+\.attention\.self\.(query|value)": 2}, {"attention.self.query": 5, "self": 9}, False),
         ({"layer.1.attention.self.key": 3}, {"encoder|query": 5, "": 9, "dense": 7, "^value": 11}, True),
     ],
@@ -236,7 +248,7 @@ def test_patterns_count_as_peft_counts_them(
         stock.from_pretrained(tmp_path / "base", num_labels=3), tmp_path / "adapter"
     )
     expected = theirs.merge_and_unload().state_dict()
-    merged = model_weights(tmp_path / "adapter", families.family_of({"model_type": "roberta"}))
+    merged = model_weights(tmp_path / "adapter", ROBERTA)
     adapted = [name for name in merged if name.endswith(("query.weight", "key.weight", "value.weight", "dense.weight"))]
     adapted = [name for name in adapted if name.startswith("encoder.")]
     assert len(adapted) > 6

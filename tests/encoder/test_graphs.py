@@ -28,7 +28,7 @@ from support.hf_models import hf_config
 LENGTHS = st.lists(st.integers(1, 300), min_size=1, max_size=40)
 
 
-@settings(max_examples=200, deadline=None, database=None)
+@settings(max_examples=50, deadline=None, database=None)
 @given(LENGTHS)
 def test_a_shape_holds_its_batch_and_follows_from_the_lengths(lengths: list[int]) -> None:
     shape = GraphShape.of(lengths)

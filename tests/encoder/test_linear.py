@@ -20,7 +20,7 @@ from bert_tasks.encoder.cpu import linear_on_cpu, matmul_library
 from bert_tasks.encoder.linear import ACTIVATIONS, Linear, linear, linear_activation
 from bert_tasks.errors import UsageError
 
-SHAPES = [(1, 3, 5), (7, 32, 32), (200, 48, 16), (130, 16, 64)]
+SHAPES = [(1, 3, 5, True), (7, 32, 32, False), (200, 48, 16, True), (130, 16, 64, True)]
 
 
 @pytest.fixture
@@ -44,8 +44,7 @@ def products(x: torch.Tensor, layer: Linear, output: torch.Tensor) -> list[torch
     return [output, *torch.autograd.grad(output, inputs, gradient)]
 
 
-@pytest.mark.parametrize(("rows", "inputs", "outputs"), SHAPES)
-@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("rows", "inputs", "outputs", "bias"), SHAPES)
 def test_products_and_gradients_equal_those_of_torch(
     onednn: None, rows: int, inputs: int, outputs: int, bias: bool
 ) -> None:
@@ -107,8 +106,9 @@ def test_an_activation_without_gradients_is_that_of_torch(
     assert not torch.allclose(result, layer(x), atol=0.1)
 
 
-@pytest.mark.parametrize("activation", ["gelu", "gelu_new"])
-@pytest.mark.parametrize("dtype_name", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize(
+    ("activation", "dtype_name"), [("gelu", "float32"), ("gelu_new", "float64"), ("gelu", "bfloat16")]
+)
 def test_an_activation_without_gradients_overwrites_the_product(
     undecided: None, monkeypatch: pytest.MonkeyPatch, dtype_name: str, activation: Activation
 ) -> None:
@@ -155,9 +155,10 @@ def test_frozen_parameters_get_no_gradient(onednn: None) -> None:
     assert layer.bias.grad is not None
 
 
-@pytest.mark.parametrize("multiple", [64, 128])
-@pytest.mark.parametrize("shape", [(1, 24), (130, 24), (513, 24), (1100, 24), (3, 5, 24)])
-@pytest.mark.parametrize(("outputs", "bias"), [(40, True), (40, False), (24, True)])
+@pytest.mark.parametrize(
+    ("shape", "outputs", "bias", "multiple"),
+    [((1, 24), 40, True, 64), ((130, 24), 40, False, 128), ((1100, 24), 24, True, 128), ((3, 5, 24), 40, True, 64)],
+)
 def test_bfloat16_under_autocast_is_near_and_gradients_of_weights_are_float32(
     shape: tuple[int, ...], outputs: int, bias: bool, multiple: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,7 +182,7 @@ def test_bfloat16_under_autocast_is_near_and_gradients_of_weights_are_float32(
 
 
 @pytest.mark.parametrize("multiple", [64, 128])
-@pytest.mark.parametrize("rows", [1, 64, 127, 128, 129, 511, 512, 513, 1024, 1153, 3000])
+@pytest.mark.parametrize("rows", [1, 64, 129, 512, 513, 1153])
 def test_blocks_have_few_sizes_and_hold_all_rows(rows: int, multiple: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "_MULTIPLE", multiple)
     numbers = torch.arange(1, rows + 1).view(rows, 1)

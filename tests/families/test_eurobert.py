@@ -71,7 +71,8 @@ ROWS = [dict(row) for row in MASKED]
 TASK = MaskedLanguageModeling.of(max_length=24)
 
 
-@pytest.fixture(params=DECODERS)
+# UltraBERT differs in the names of the table alone.
+@pytest.fixture(params=["eurobert", pytest.param("ultrabert", marks=pytest.mark.slow)])
 def base(
     request: pytest.FixtureRequest, by_kind: dict[str, PreTrainedTokenizerBase], tmp_path: Path
 ) -> tuple[str, Path]:
@@ -128,7 +129,7 @@ def test_a_file_may_hold_a_tied_table_if_it_is_the_table_of_words(base: tuple[st
     assert len(other.load_report.dropped) == (3 if family == "ultrabert" else 1)
 
 
-@pytest.mark.every_family
+@pytest.mark.slow  # it trains
 def test_a_student_has_the_head_and_learns_from_its_teacher(base: tuple[str, Path], tmp_path: Path) -> None:
     model = TaskModel.from_pretrained(base[1], task=TASK)
     student = model.with_layers([0])

@@ -66,8 +66,10 @@ def test_tables_of_one_segment_or_none(types: int) -> None:
     assert packed_difference(theirs, ours, batch) <= 1e-10
 
 
-@pytest.mark.parametrize("save", [{}, {"save_original_format": False}, {"max_shard_size": "20KB"}])
-@pytest.mark.parametrize("prefix", ["gte.", "new."])
+@pytest.mark.parametrize(
+    ("save", "prefix"),
+    [({}, "gte."), ({"save_original_format": False}, "new."), ({"max_shard_size": "20KB"}, "new.")],
+)
 def test_all_names_of_tensors_are_read(
     save: dict[str, Any], prefix: str, multilingual_tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:

@@ -7,19 +7,18 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, ModernBertConfig, ModernBertForSequenceClassification
+from transformers import AutoConfig, ModernBertForSequenceClassification
 
 from bert_tasks.encoder import layers, positions
 from bert_tasks.encoder.config import EncoderConfig
-from bert_tasks.encoder.layers import Layer, PreNormLayer
-from bert_tasks.encoder.packing import Layout, Selection, pack
-from bert_tasks.encoder.positions import Positions, RotaryAngles
+from bert_tasks.encoder.layers import Layer
+from bert_tasks.encoder.packing import pack
+from bert_tasks.encoder.positions import RotaryAngles
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.families import converted_config, encoder_config
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import MaskedLanguageModeling, SequenceClassification
 from support.hf_models import (
-    HEADS,
     STOCK_MODERNBERT,
     Head,
     HFBatch,
@@ -94,23 +93,6 @@ def test_what_the_encoder_does_not_compute_is_refused_by_name(changes: dict[str,
         read(**changes)
 
 
-@pytest.mark.every_family
-@pytest.mark.parametrize(("head", "pooling"), [*((head, "cls") for head in HEADS), ("sequence", "mean")])
-@torch.no_grad()
-def test_outputs_are_those_of_transformers(head: Head, pooling: str) -> None:
-    """In float64, with transformers' roundings to float32 lifted; with windows of 3 and global layers."""
-    config = hf_config("modernbert", num_labels=2 if head == "span" else 3, classifier_pooling=pooling)
-    theirs = hf_model("modernbert", head, config=config)
-    ours = ours_from(theirs, head)
-    batch = random_batch("modernbert", lengths=LENGTHS)
-    assert shaped_difference(theirs, ours, batch) <= 1e-10
-    assert packed_difference(theirs, ours, batch) <= 1e-10
-    if (head, pooling) != ("sequence", "cls"):  # which reads column 0 in transformers
-        left = random_batch("modernbert", lengths=LENGTHS, side="left")
-        assert shaped_difference(theirs, ours, left) <= 1e-10
-        assert packed_difference(theirs, ours, left) <= 1e-10  # distances alone count
-
-
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 2e-5), (torch.float32, 5e-5)])
 @torch.no_grad()
 def test_stock_transformers_differs_by_its_roundings(
@@ -131,30 +113,9 @@ def test_stock_transformers_differs_by_its_roundings(
     assert apart > 1e-9  # the roundings are there
 
 
-def test_default_config_is_transformers() -> None:
-    assert encoder_config({"model_type": "modernbert"}) == encoder_config(ModernBertConfig().to_dict())
-
-
 def compared(head: Head = "sequence", **changes: Any) -> tuple[nn.Module, Model, HFBatch]:
     theirs = hf_model("modernbert", head, config=hf_config("modernbert", **changes))
     return theirs, ours_from(theirs, head), random_batch("modernbert", lengths=LENGTHS)
-
-
-def test_gradients_are_those_of_transformers() -> None:
-    """Of the packed path, with windows over sequences of several lengths, and of every parameter."""
-    theirs, ours, batch = compared("token")
-    weights = torch.randn(3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    logits = theirs(**batch.inputs("modernbert")).logits[batch.attention_mask.bool()]
-    torch.autograd.backward((logits.square() @ weights).sum())
-    output = ours(packed_batch(ours, batch))
-    torch.autograd.backward((output.square() @ weights).sum())
-    expected = in_our_names({name: value.grad for name, value in theirs.named_parameters()}, theirs, "token")
-    assert expected.keys() == dict(ours.named_parameters()).keys()
-    largest = max(float(value.abs().max()) for value in expected.values())
-    for name, value in ours.named_parameters():
-        assert value.grad is not None
-        assert float((value.grad - expected[name]).abs().max()) <= 1e-9 * largest
-        assert float(value.grad.abs().max()) > 1e-8
 
 
 def test_dropout_after_attention_is_that_of_the_attention_weights(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,15 +227,6 @@ def halves_swapped(layer: Layer) -> None:
     layer.intermediate.weight.copy_(torch.cat(layer.intermediate.weight.chunk(2)[::-1]))
 
 
-def thirds(*order: int) -> Callable[[Layer], None]:
-    @torch.no_grad()
-    def change(layer: Layer) -> None:
-        parts = layer.attention.qkv.weight.chunk(3)
-        layer.attention.qkv.weight.copy_(torch.cat([parts[index] for index in order]))
-
-    return change
-
-
 def norm_of_the_next(model: TaskModel) -> None:
     model.encoder.layers[0].attention_norm = model.encoder.layers[1].attention_norm
 
@@ -307,18 +259,11 @@ EDITS: dict[str, Callable[[TaskModel], None]] = {
     "window in one layer only": edit_layers(set_attention(window=None), only=(2,)),
     "window in a global layer": edit_layers(set_attention(window=3), only=(3,)),
     "gate and activated half swapped": edit_layers(halves_swapped),
-    "tanh form of gelu": edit_layers(lambda layer: setattr(layer, "activation", "gelu_new")),
     "final norm missing": set_attribute("encoder.norm", None),
     "layer 0 has a norm": norm_of_the_next,
     "layer 1 has no norm": set_attribute("encoder.layers.1.attention_norm", nn.Identity()),
-    "no norm before the feed-forward": set_attribute("encoder.layers.2.output_norm", nn.Identity()),
-    "embeddings not normalised": set_attribute("encoder.embeddings.norm", nn.Identity()),
-    "query and key swapped": edit_layers(thirds(1, 0, 2)),
-    "key and value swapped": edit_layers(thirds(0, 2, 1)),
     "eps 1e-12 for 1e-5": eps,
-    "another number of heads": edit_layers(set_attention(heads=3)),
     "head without a norm": set_attribute("head.norm", nn.Identity()),
-    "head's activation": set_attribute("head.activation", "tanh"),
     "head without its dense layer": set_attribute("head.dense", nn.Identity()),
 }
 
@@ -343,29 +288,9 @@ def turned_wrongly(how: str) -> Callable[[pytest.MonkeyPatch], None]:
     return lambda monkeypatch: monkeypatch.setattr(positions, "rotate_halves", function)
 
 
-def post_norm(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("before_attention", "after_attention"):
-        monkeypatch.setattr(PreNormLayer, name, getattr(Layer, name))
-
-
-def other_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The residual of the first rows instead of the rows that are read."""
-
-    def forward(
-        layer: PreNormLayer, hidden: Tensor, layout: Layout, selection: Selection | None, rotation: Positions
-    ) -> Tensor:
-        context = layer.attention(layer.attention_norm(hidden), layout, selection, rotation)
-        hidden = hidden[: len(context)] + layer.attention.output(context)
-        return hidden + layer.feed_forward(layer.output_norm(hidden))
-
-    monkeypatch.setattr(PreNormLayer, "forward", forward)
-
-
 PATCHES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     **{f"turned: {how}": turned_wrongly(how) for how in ("interleaved", "negated", "angles in single precision")},
     "positions ignored": lambda patch: patch.setattr(RotaryAngles, "apply", lambda self, layer, qkv: (qkv, None)),
-    "post-norm": post_norm,
-    "residual of other rows": other_rows,
 }
 
 
@@ -381,7 +306,10 @@ def test_a_fault_makes_parity_fail_by_far(name: str, monkeypatch: pytest.MonkeyP
 
 def test_mean_and_first_token_differ() -> None:
     theirs, ours, batch = compared(classifier_pooling="mean")
-    assert packed_difference(theirs, ours, batch) <= 1e-10
+    left = random_batch("modernbert", lengths=LENGTHS, side="left")
+    for padded in (batch, left):  # distances alone count
+        assert shaped_difference(theirs, ours, padded) <= 1e-10
+        assert packed_difference(theirs, ours, padded) <= 1e-10
     ours.head.pooling = "cls"
     assert packed_difference(theirs, ours, batch) > 1e-3
 

@@ -78,8 +78,7 @@ def saved(folder: Path, **options: object) -> PreTrainedModel:
     return model
 
 
-@pytest.mark.parametrize("original", [True, False])
-@pytest.mark.parametrize("options", [{}, {"max_shard_size": "10KB"}])
+@pytest.mark.parametrize(("original", "options"), [(True, {}), (False, {"max_shard_size": "10KB"})])
 def test_both_names_of_tensors_are_read(original: bool, options: dict[str, object], tmp_path: Path) -> None:
     """In half precision and in several files. What is saved has the names of published files."""
     model = saved(tmp_path / "stock", save_original_format=original, **options)

@@ -47,7 +47,6 @@ def test_a_dropout_of_a_head_is_the_one_that_the_config_names(family: str) -> No
         assert (head.sequence_dropout, head.token_dropout, head.span_dropout) == (0.3, 0.3, 0.0)
 
 
-@pytest.mark.every_family
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_number_of_any_size_makes_a_model_or_is_refused(family: str) -> None:
     """An untrusted config.json neither overflows nor occupies the loader for long."""

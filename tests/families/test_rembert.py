@@ -45,6 +45,7 @@ def test_the_table_of_the_head_is_trained_saved_and_dropped_by_other_tasks(model
     assert set(DECODER) < set(other.load_report.dropped)
 
 
+@pytest.mark.slow  # it trains
 def test_a_student_has_the_table_and_learns_from_its_teacher(model: TaskModel, tmp_path: Path) -> None:
     student = model.with_layers([0])
     assert torch.equal(student.head.decoder.weight, model.head.decoder.weight)

@@ -1,6 +1,7 @@
 """A family that is one data file: added to families/, it works on the command line with no other edit.
 
-One is BERT under other names, one a family of transformers that is RoBERTa under another prefix.
+It is a family of transformers that is RoBERTa under another prefix. A family with names and options of its own is in
+test_unusual_options.py.
 """
 
 import json
@@ -12,42 +13,11 @@ from pathlib import Path
 
 import pytest
 import transformers
-from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizerBase
 
 import bert_tasks
 from support.hf_models import widen
-from support.small_checkpoints import save_checkpoint
 
-# BERT under other names: of the family, a config field and all modules of a layer.
-TOY = '''"""A family for a test."""
-
-from bert_tasks.families.base import BERT_FIELDS, EMBEDDING_KEYS, Family, architectures, head_keys, layer_keys
-
-FAMILY = Family(
-    model_type="toy",
-    prefix="toy.",
-    fields={**BERT_FIELDS, "hidden_size": ("width", 768)},
-    keys=EMBEDDING_KEYS
-    + layer_keys(
-        "blocks.{i}.",
-        qkv=("q", "k", "v"),
-        attention_output="o",
-        attention_norm="norm_1",
-        intermediate="up",
-        output="down",
-        output_norm="norm_2",
-    ),
-    pooler="first",
-    heads=head_keys(dense="toy.first", output="scores"),
-    architectures=architectures("Toy"),
-    pretraining=(),
-    head_activation="tanh",
-    sequence_dropout={"dropout": 0.1},
-    token_dropout={"dropout": 0.1},
-    choice_dropout={"dropout": 0.1},
-)
-'''
 DATA2VEC = '''"""data2vec for texts (Baevski et al., 2022): RoBERTa under another prefix."""
 
 from dataclasses import replace
@@ -83,20 +53,6 @@ for name in sys.argv[1:]:
     real = inputs["attention_mask"].bool() if apart.dim() == 3 else slice(None)
     print(name, apart[real].max().item() <= 5e-5, expected.std().item() > 0.05)
 """
-RENAMED = {
-    "bert.": "toy.",
-    "pooler.dense": "first",
-    "classifier": "scores",
-    "encoder.layer.": "blocks.",
-    "attention.self.query": "q",
-    "attention.self.key": "k",
-    "attention.self.value": "v",
-    "attention.output.dense": "o",
-    "attention.output.LayerNorm": "norm_1",
-    "intermediate.dense": "up",
-    ".output.dense": ".down",
-    ".output.LayerNorm": ".norm_2",
-}
 RECIPE = """
 task = "sequence-classification"
 [model]
@@ -123,19 +79,12 @@ TINY = {
 ROWS = [{"text": "the bird sang", "label": "yes"}, {"text": "a dog", "label": "no"}] * 4
 
 
-def renamed(name: str) -> str:
-    for old, new in RENAMED.items():
-        name = name.replace(old, new)
-    return name
-
-
 @pytest.fixture
 def library(tmp_path: Path) -> Path:
-    """A folder with a copy of the package and two more files."""
+    """A folder with a copy of the package and one more file."""
     source = Path(bert_tasks.__file__).parent
     shutil.copytree(source, tmp_path / "lib" / "bert_tasks", ignore=shutil.ignore_patterns("__pycache__"))
-    for name, content in (("toy", TOY), ("data2vec_text", DATA2VEC)):
-        (tmp_path / "lib" / "bert_tasks" / "families" / f"{name}.py").write_text(content)
+    (tmp_path / "lib" / "bert_tasks" / "families" / "data2vec_text.py").write_text(DATA2VEC)
     return tmp_path / "lib"
 
 
@@ -145,33 +94,6 @@ def run(library: Path, *arguments: str | Path, module: str = "bert_tasks") -> st
     done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=library.parent, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-@pytest.mark.slow
-def test_a_family_in_one_file(library: Path, tmp_path: Path, by_kind: dict[str, PreTrainedTokenizerBase]) -> None:
-    original, toy = tmp_path / "known", tmp_path / "toy"
-    save_checkpoint(original, "bert", by_kind["wordpiece"], head="sequence", labels=("no", "yes", "maybe"), wide=True)
-    shutil.copytree(original, toy)
-    tensors = load_file(original / "model.safetensors")
-    save_file({renamed(name): tensor for name, tensor in tensors.items()}, toy / "model.safetensors")
-    config = json.loads((original / "config.json").read_text())
-    config |= {
-        "model_type": "toy",
-        "architectures": ["ToyForSequenceClassification"],
-        "width": config.pop("hidden_size"),
-    }
-    (toy / "config.json").write_text(json.dumps(config))
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-
-    for model in (original, toy):
-        run(library, "predict", model, "rows.jsonl", "--output", f"{model.name}.jsonl")
-    assert (tmp_path / "toy.jsonl").read_text() == (tmp_path / "known.jsonl").read_text()
-
-    (tmp_path / "toy.toml").write_text(RECIPE.format(name="toy"))
-    run(library, "train", "toy.toml")
-    saved = load_file(tmp_path / "run" / "model" / "model.safetensors")
-    assert saved.keys() == {renamed(name) for name in tensors}
-    assert "toy (ToyForSequenceClassification)" in run(library, "inspect", tmp_path / "run" / "model")
 
 
 @pytest.mark.slow

@@ -127,6 +127,7 @@ def test_it_is_computed_saved_loaded_and_trained(wordpiece_tokenizer: PreTrained
     again = torch.tensor([prediction.logits for prediction in opened.predict(TEXTS, logits=True)])
     assert (again - packed).abs().max() < 1e-5
     rows = [dict(row) for row in CLASSES]
-    options = {"epochs": 20, "batch_size": 4, "learning_rate": 3e-3, "progress": False, "report": False}
-    result = fit(opened, rows, rows, output_dir=tmp_path / "run", **options)
-    assert result.metrics["accuracy"] == 1.0
+    before = {name: value.clone() for name, value in opened.named_parameters()}
+    fit(opened, rows, rows, output_dir=tmp_path / "run", epochs=1, batch_size=4, progress=False, report=False)
+    unmoved = [name for name, value in opened.named_parameters() if torch.equal(value, before[name])]
+    assert unmoved == ["encoder.embeddings.token_type.weight"] or unmoved == []
