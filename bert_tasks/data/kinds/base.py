@@ -75,6 +75,7 @@ class ColumnKind:
     noun: ClassVar[str]
 
     def __init_subclass__(cls) -> None:
+        # Only a class with a name of its own is a kind, so that LabelKind and TextList are none.
         if "name" in cls.__dict__:
             cls.noun = cls.__dict__.get("noun", cls.name)
             KINDS[cls.name] = cls()
@@ -110,7 +111,7 @@ class ColumnKind:
         """
         if hasattr(value, "tolist"):
             value = value.tolist()
-        if isinstance(value, float) and math.isnan(value):
+        if isinstance(value, float) and math.isnan(value):  # how pandas stores an empty cell
             value = None
         return self._parse(value, separator)
 
