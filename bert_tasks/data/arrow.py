@@ -75,6 +75,7 @@ class ArrowRows:
 
     @property
     def column_names(self) -> list[str]:
+        """The names of the columns, in the order of the table."""
         return list(self._table.column_names)
 
     def __len__(self) -> int:
@@ -110,6 +111,7 @@ class ArrowRows:
         return self._indices[numbers]
 
     def select_columns(self, names: Sequence[str]) -> Self:
+        """Returns the same rows with some of the columns, without a copy."""
         return type(self)(self._table.select(list(names)), files=self.files, indices=self._indices)
 
     def column(self, name: str) -> pyarrow.ChunkedArray:

@@ -94,7 +94,7 @@ class Batch:
 
     @classmethod
     def of(cls, records: Sequence[Record]) -> "Batch":
-        """Returns the batch of some rows."""
+        """Returns the batch of some rows, by column. A row has ``MISSING`` in the columns that only others have."""
         names: dict[str, None] = {}  # in the order in which the rows name them first
         for record in records:
             names.update(dict.fromkeys(record.cells))
@@ -130,14 +130,14 @@ class Batch:
 
 
 class Records(NamedTuple):
-    """The rows of a source, one by one. See ``Batches``."""
+    """The rows of a source, which a parser yields one by one. The attributes are those of ``Batches``."""
 
     columns: tuple[str, ...] | None
     rows: Iterator[Record]
     notes: tuple[str, ...] = ()
 
     def in_batches(self, most: int = MOST_ROWS) -> "Batches":
-        """Returns the same rows in batches."""
+        """Returns the same rows in batches of at most ``most`` rows."""
         return Batches(self.columns, in_batches(self.rows, most), self.notes)
 
 

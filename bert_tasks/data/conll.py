@@ -328,6 +328,7 @@ def conll_rows(lines: Iterable[str]) -> Iterator[Record]:
     width, has_tabs, tags = 0, False, set[str]()
 
     def read(line: str, is_inside: bool) -> list[str] | str | None:
+        """Returns the cells of a line, None for a comment, or a text on what is wrong with the line."""
         nonlocal width, has_tabs
         is_first = width == 0
         is_tabbed = has_tabs

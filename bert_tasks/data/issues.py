@@ -76,6 +76,7 @@ class RowIssue:
 
 
 def _with_hint(sentence: str, hint: str) -> str:
+    """Returns a sentence with the hint behind it, if there is one."""
     if not hint:
         return sentence
     return f"{sentence} {hint}"
@@ -114,7 +115,7 @@ class RowIssues(DataError):  # noqa: N818  (a collection)
         self._notes: dict[str, tuple[int, tuple[int, ...]]] = {}  # the same for notes and reasons to skip
 
     def add(self, source: str, issue: RowIssue) -> None:
-        """Adds an issue of a source."""
+        """Adds an issue of a source, or counts it if it is like one that was added before."""
         if issue.severity == "note":
             self._notes[issue.what] = _counted_line(self._notes.get(issue.what), issue.line)
             return
@@ -131,7 +132,7 @@ class RowIssues(DataError):  # noqa: N818  (a collection)
             self._entries[key] = _counted_line(self._entries.get(key), issue.line)
 
     def extend(self, others: "RowIssues") -> None:
-        """Adds the problems of other files."""
+        """Adds the problems of other files, but not their notes, which belong to the rows of these files."""
         self.count += others.count
         self.never_skipped += others.never_skipped
         for key, (count, lines) in others._entries.items():

@@ -345,7 +345,7 @@ def _text_of_sentences(cell: Any) -> Any:
 
 
 def words_of_text(read: Names, present: Collection[str]) -> Iterator[Step]:
-    """Cuts a text into words."""
+    """Cuts a text into words, for a task that reads words and a row that has none."""
     yield from _derived(read, Words, _words_of_text)
 
 

@@ -109,6 +109,7 @@ class RowLines(Iterator[str]):
         return text
 
     def _too_large(self) -> DataError:
+        """Returns the error of a file or of a row that is larger than its limit."""
         if self._limit == limits.LARGEST_WHOLE:
             return too_large(f"{self._path}: the file", self._limit)
         return too_large(f"{self._path}:{self._first_line}: the row that begins here", self._limit)
@@ -335,7 +336,7 @@ def text_rows(lines: Iterable[str], document: Document | None = None) -> Iterato
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Lines of cells.
+    """The parser of a table in a text file.
 
     Attributes:
         path: Name of the file in messages.

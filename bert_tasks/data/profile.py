@@ -70,11 +70,12 @@ class ColumnProfile:
 
     @property
     def known(self) -> str:
-        """The name in a normal form."""
+        """The name without outer spaces and in lower case, to compare it with usual names."""
         return self.name.strip().lower()
 
     @property
     def is_number(self) -> bool:
+        """True if all values are numbers."""
         return self.numbers == 1.0
 
     @property
@@ -95,11 +96,12 @@ class ColumnProfile:
 
     @property
     def is_text(self) -> bool:
+        """True if the values have three words or more on average, and differ."""
         return self.words >= 3 and not self.is_number and self.nested == 0 and self.distinct > 1
 
     @property
     def is_classes(self) -> bool:
-        """True if few short values repeat."""
+        """True if few short values repeat, as the names of classes do."""
         # Names of many classes are still classes, but many different numbers are ratings or amounts.
         few = self.distinct <= MOST_CLASSES or (not self.is_number and self.distinct <= self.rows / 10)
         return few and self.is_repeated
@@ -118,6 +120,7 @@ class ColumnProfile:
 
     @property
     def is_amount(self) -> bool:
+        """True for numbers that a regression may learn, which are neither ids nor numbers of classes."""
         return self.is_number and not self.is_id and self.distinct > 2 and not self.is_classes
 
     @property
@@ -231,7 +234,7 @@ def percentile(lengths: Sequence[int]) -> int:
 
 
 def listed(parts: Sequence[str]) -> str:
-    """Returns the first few, with commas."""
+    """Returns the first few parts for a description, with commas between them."""
     return first_few(parts, _SHOWN)
 
 

@@ -542,6 +542,7 @@ def load_tables(
     shared["passthrough"] = passthrough
 
     def read_one(name: str, split: SplitName) -> Rows:
+        """Reads one file, or one split of a data set of the hub."""
         is_train = split == "train"
         # With require_labels the lines of a corpus form documents. Without it each line is a text, as for prediction.
         shared["require_labels"] = not (is_train and unlabelled and has_labels(columns))
@@ -558,6 +559,7 @@ def load_tables(
     bad = RowIssues()
 
     def read_all(names: Iterable[str], split: SplitName) -> list[Rows]:
+        """Reads several files, and collects the problems of their rows in ``bad``."""
         tables = []
         for name in names:
             try:

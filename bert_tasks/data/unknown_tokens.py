@@ -56,7 +56,7 @@ class UnknownTokens(NamedTuple):
 
     @classmethod
     def total(cls, counts: Iterable[Sequence[int]]) -> "UnknownTokens":
-        """Returns the sums of several counts."""
+        """Returns the sums of several counts, for example of all tables."""
         return cls(*map(sum, zip(*counts, strict=True)))
 
     def notes(self, vocabulary: str) -> tuple[str, ...]:
@@ -80,4 +80,5 @@ class UnknownTokens(NamedTuple):
 
     @property
     def _are_many(self) -> bool:
+        """True if so many tokens are unknown that the model probably does not fit the texts."""
         return self.unknown > _MOST * self.tokens

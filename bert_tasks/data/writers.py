@@ -46,6 +46,12 @@ def _stacked(texts: Sequence[str], width: int) -> Vectors:
 def write_npy(lines: Path, target: Path, column: str, width: int) -> None:
     """Writes vectors as NumPy's float32 array ``[rows, width]``, in constant memory.
 
+    Args:
+        lines: File of JSON lines.
+        target: The file of the array.
+        column: The column of the vectors (``vector_text``).
+        width: Number of components of a vector.
+
     Raises:
         UsageError: The file is not writable.
     """
@@ -182,6 +188,7 @@ def is_special(path: Path) -> bool:
 
 
 def json_line(row: Mapping[str, Any]) -> str:
+    """Returns a row as a line of JSON lines, with characters of all scripts as they are."""
     return json.dumps(row, ensure_ascii=False) + "\n"
 
 
@@ -189,6 +196,9 @@ def write_table(lines: Path, target: Path, delimiter: str, *, raw: bool) -> None
     """Makes a table of JSON lines with the columns of all rows, in constant memory.
 
     Args:
+        lines: File of JSON lines, which is read twice, because the first line of a table names all columns.
+        target: The file of the table.
+        delimiter: Separator of the cells.
         raw: Do not mark texts that a spreadsheet would interpret as a formula. See ``cell``.
 
     Raises:
@@ -215,6 +225,7 @@ class TableWriter:
             self._writer.writerow([cell(name, raw=raw) for name in self.names])
 
     def write(self, row: Mapping[str, Any]) -> None:
+        """Writes a row. A column that it lacks is an empty cell."""
         self._writer.writerow([cell(row.get(name), raw=self._raw) for name in self.names])
 
 

@@ -69,7 +69,6 @@ from bert_tasks.tasks.several import ENTRIES, SEVERAL, HeadTask, head_tasks
 # The texts below the fields are shown in the JSON schema and in docs/reference/recipe.md.
 _CLOSED = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True, use_attribute_docstrings=True)
 
-
 _IN_MEMORY = "in memory"  # the task, the model and the rows of ``fit``, which are objects and have no names
 
 # Word -> ``module:name`` of a function or class that takes parameter groups. None for AdamW of training/optim.py.
@@ -152,6 +151,7 @@ class ModelSection(BaseModel):
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
+        """Checks that the section names a checkpoint or describes a new model, and has no keys of the other."""
         if (self.name is None) == (self.config is None):  # both or none of them
             problem = "Both are set" if self.name is not None else "Neither is set"
             raise ValueError(f"needs either name (a checkpoint) or config (a new model). {problem}")
@@ -279,7 +279,7 @@ class OptimSection(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _one_size(cls, section: Any) -> Any:
-        """Removes ``batch_size`` if ``batch_tokens`` replaces it."""
+        """Removes the default of ``batch_size`` if ``batch_tokens`` replaces it, and rejects both together."""
         if not isinstance(section, Mapping) or section.get("batch_tokens") is None:
             return section
         if section.get("batch_size") is not None:
@@ -290,6 +290,7 @@ class OptimSection(BaseModel):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
+        """Checks that keys have an effect beside the others."""
         # ``model_fields_set`` would also have keys that are stated with their defaults, as in a resolved recipe.
         changed = [name for name, field in type(self).model_fields.items() if getattr(self, name) != field.default]
         if self.batch_size is None and self.batch_tokens is None:
@@ -366,6 +367,7 @@ class FoldsSection(BaseModel):
 
     @model_validator(mode="after")
     def _has_fold(self) -> Self:
+        """Checks that the only fold to train exists."""
         if self.fold is not None and self.fold > self.count:
             raise ValueError(f"fold is {self.fold}, but there are {self.count} folds")
         return self
@@ -400,6 +402,7 @@ class Recipe(BaseModel):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
+        """Checks what concerns several sections."""
         if self.folds is not None and self.run.seeds is not None:
             raise ValueError("run.seeds and [folds] exclude each other. Remove one of them")
         if self.optim.lora_rank is not None and self.model.config is not None:
@@ -572,7 +575,16 @@ def silent_settings() -> frozenset[str]:
 
 
 def import_name(name: str, label: str, *, example: str) -> Any:
-    """Imports ``module:name``, the value of setting ``label``, and runs its code."""
+    """Imports ``module:name``, the value of a setting, which runs the code of the module.
+
+    Args:
+        name: The value, such as ``torch.optim:SGD``.
+        label: Name of the setting in messages.
+        example: What was expected, in messages.
+
+    Raises:
+        RecipeError: The value has another form, the module cannot be imported, or it has no such name.
+    """
     if not IMPORTED.fullmatch(name):
         raise RecipeError(f"{label} is '{name}', expected {example}")
     module_name, _, attribute = name.partition(":")

@@ -50,6 +50,7 @@ class Space(BaseModel):
 
     @model_validator(mode="after")
     def _one_form(self) -> Self:
+        """Checks that the space is either a range or a list of choices."""
         bounds = (self.low, self.high)
         if self.choices is not None:
             if bounds != (None, None) or self.log:
@@ -149,7 +150,7 @@ class SearchSection(BaseModel):
 
     @property
     def space(self) -> dict[str, Space]:
-        """``section.key`` -> its values."""
+        """The keys to vary, as ``section.key``, and the values of each."""
         tables = {"optim": {**self.__pydantic_extra__, **self.optim}, "settings": self.settings, "model": self.model}
         spaces = {}
         for section, table in tables.items():

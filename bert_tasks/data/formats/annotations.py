@@ -41,7 +41,7 @@ def _label_cells(names: Sequence[str]) -> dict[str, Any]:
 
 
 class AnnotatedJson(Format, ABC):
-    """A list in JSON, whose items are rows after ``cells``."""
+    """A list in JSON, whose items become rows by ``cells``."""
 
     can_stream: ClassVar[bool] = False
 
@@ -52,7 +52,7 @@ class AnnotatedJson(Format, ABC):
         return Records(None, (self.record(number, item) for number, item in enumerate(items, start=1)))
 
     def record(self, number: int, item: Any) -> Record:
-        """Returns the row of an item."""
+        """Returns the row of an item, which is skipped or reported if it has no cells."""
         try:
             cells = self.cells(item)
         except _MALFORMED:
@@ -67,7 +67,7 @@ class AnnotatedJson(Format, ABC):
 
 
 class ProdigyFormat(AnnotatedJson):
-    """Lines of Prodigy. Answers other than "accept" are skipped."""
+    """The lines of JSON that Prodigy writes. Examples that were not accepted are skipped and counted."""
 
     can_stream: ClassVar[bool] = True
 
@@ -96,7 +96,7 @@ class ProdigyFormat(AnnotatedJson):
 
 
 class LabelStudioFormat(AnnotatedJson):
-    """Tasks of Label Studio, with labels or choices of the first annotation."""
+    """The export of Label Studio, with the spans or the choices of each task's first annotation."""
 
     def matches(self, start: str, columns: Sequence[Column] | None) -> bool:
         return _IS_LIST.match(start) is not None and '"annotations"' in start and '"result"' in start
@@ -144,7 +144,7 @@ def _scored_labels(scores: Mapping[str, float]) -> dict[str, Any]:
 
 
 class DocBinFormat(Format):
-    """spaCy's binary documents from ``spacy convert``. spaCy must be installed."""
+    """The binary documents that ``spacy convert`` writes. Reading them needs spaCy."""
 
     is_text: ClassVar[bool] = False
     can_stream: ClassVar[bool] = False
@@ -303,7 +303,7 @@ def _counts_mark(path: Path, text: str, entities: Sequence[BratEntity]) -> bool:
 
 
 class FastTextFormat(Format):
-    """Lines of fastText, labels such as ``__label__sports`` before or behind the text."""
+    """The lines of fastText, which have labels such as ``__label__sports`` before or behind the text."""
 
     _LABEL: ClassVar[re.Pattern[str]] = re.compile(r"(?:^|(?<=\s))__label__\S+\s*")
 

@@ -36,7 +36,7 @@ class HubSplit:
 
     @property
     def name(self) -> str:
-        """The name in messages."""
+        """The name of the split in messages, such as ``glue/sst2/train``."""
         return "/".join(part for part in (self.dataset, self.config, self.split) if part is not None)
 
     def open(self) -> tuple[Batches, dict[str, str | None] | None]:

@@ -120,6 +120,7 @@ class _Chunk(NamedTuple):
 
     @classmethod
     def of(cls, metadata: Struct) -> "_Chunk":
+        """Returns the column that the metadata of a column chunk describe."""
         path = ".".join(name.decode() for name in metadata[_PATH])
         return cls(path, *(metadata[field] for field in (_TYPE, _ENCODINGS, _VALUES, _SIZE, _COMPRESSED)))
 
@@ -214,11 +215,11 @@ class ThriftReader:
         raise ValueError(f"thrift's type {kind} is not one of parquet's metadata")
 
     def _byte(self) -> int:
-        """Returns the next byte."""
+        """Returns the next byte and moves behind it."""
         return self._bytes(1)[0]
 
     def _bytes(self, length: int) -> bytes:
-        """Returns the next bytes."""
+        """Returns the next bytes and moves behind them. Damaged metadata may ask for more than there are."""
         content = self._content[self._position : self._position + length]
         if len(content) < length:
             raise ValueError("the metadata end too early")

@@ -28,7 +28,7 @@ _LARGEST_CELL = 2**31 - 1  # in characters. The limit of a row is lower
 
 @dataclass(frozen=True, kw_only=True)
 class TableFormat(Format):
-    """Lines of cells.
+    """Tables in text files, with one row in each line and a delimiter between the cells.
 
     Attributes:
         headless: Columns of files without a header line (GLUE's test files have one, whose first cell is "index").
@@ -73,7 +73,7 @@ class TableFormat(Format):
 
 
 class JsonFormat(Format):
-    """One JSON object per line, or an array of objects."""
+    """JSON with one object per line, or with an array of objects."""
 
     def matches(self, start: str, columns: Sequence[Column] | None) -> bool:
         return re.match(r'\s*(\{\s*("|$)|\[\s*(\{|$))', start) is not None
@@ -83,7 +83,7 @@ class JsonFormat(Format):
 
 
 class SquadFormat(Format):
-    """JSON in the nesting of SQuAD, or rows in a list ``data``."""
+    """JSON in the nesting of SQuAD (https://rajpurkar.github.io/SQuAD-explorer/), or with rows in a list ``data``."""
 
     can_stream = False
     # An object whose members before a list "data" of objects are plain values, as the "version" of SQuAD is.
@@ -97,7 +97,7 @@ class SquadFormat(Format):
 
 
 class TextFormat(Format):
-    """Lines of text, or documents of several lines."""
+    """Plain text, whose lines are texts, or parts of documents that blank lines separate."""
 
     has_documents = True
 
@@ -109,7 +109,7 @@ class TextFormat(Format):
 
 
 class ConllFormat(Format):
-    """One word per line, with its tag in the last column."""
+    """The columns of CoNLL, with one word per line and its tag in the last column."""
 
     def matches(self, start: str, columns: Sequence[Column] | None) -> bool:
         """Returns True if the task reads words. Without a task, lines need equal columns."""
@@ -127,14 +127,14 @@ class ConllFormat(Format):
 
 
 class ConlluFormat(Format):
-    """Universal Dependencies."""
+    """The files of Universal Dependencies, with one word per line and ten columns."""
 
     def records(self, lines: Iterator[str], path: Path, options: ReadOptions) -> Records:
         return Records(None, conllu_rows(lines))
 
 
 class ParquetFormat(Format):
-    """Apache Parquet."""
+    """The files of Apache Parquet, which are read in batches that fit into the memory."""
 
     is_text = False
     can_stream = False

@@ -44,7 +44,7 @@ class TextFolderFormat(Format):
         yield Records(("text", "label"), self._text_rows(path, options)).in_batches()
 
     def _text_rows(self, path: Path, options: ReadOptions) -> Iterator[Record]:
-        """Yields a row for each file."""
+        """Yields a row with the text and the label of each file."""
         for file in self.files(path):
             with open_text(file, encoding=options.encoding, newline="") as opened:
                 text = RowLines(opened, file, limits.LARGEST_ROW).rest()

@@ -41,7 +41,7 @@ class BoundedArchive(ZipFile):
         self.next_row()
 
     def next_row(self) -> None:
-        """Counts from zero again."""
+        """Begins to count from zero, because what was read before is no longer in the memory."""
         self._bytes = self._tags = 0
 
     def open(

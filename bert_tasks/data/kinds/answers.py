@@ -147,7 +147,7 @@ class Choice(LabelKind):
 
 
 class ChoiceFromOne(Choice):
-    """``Choice`` whose numbers begin at 1."""
+    """The right choice as ``Choice`` reads it, but with numbers that begin at 1."""
 
     name = "choice from 1"
     noun = "choice"

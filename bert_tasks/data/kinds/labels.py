@@ -21,7 +21,7 @@ _SPACES = "had white space around a label, which was removed"
 
 
 class Label(ClassKind):
-    """The name of a class."""
+    """The name of one class, also from a list that holds a single name."""
 
     name = "label"
 
@@ -137,7 +137,7 @@ class Tags(TextList, ClassKind):
 
 
 def _tag_name(value: Any) -> str:
-    """Returns the name of one tag."""
+    """Returns the name of one tag, which may be a whole number but no fraction."""
     tag = value
     if isinstance(tag, str):
         tag = tag.strip()
@@ -162,7 +162,7 @@ class Spans(LabelKind):
 
 
 class Number(LabelKind):
-    """A finite number."""
+    """A finite number, with a decimal point. It is the target of regression."""
 
     name = "number"
 

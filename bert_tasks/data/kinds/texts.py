@@ -19,7 +19,7 @@ _CONTROLS = "hold control characters from U+0080 to U+009F, so the encoding may 
 
 
 class Text(TextKind):
-    """A text."""
+    """A text of any length, which may be empty. It must be encodable as UTF-8."""
 
     name = "text"
 
