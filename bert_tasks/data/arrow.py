@@ -1,4 +1,4 @@
-"""Rows in Arrow files, memory-mapped, selected by number, and cached.
+"""Rows in Arrow files, which are memory-mapped, selected by number, and cached.
 
 In the cache, ``<key>.json`` names an Arrow file, its number of rows, its sha256 and notes. A damaged, truncated or
 deleted file counts as missing. Files are written under a temporary name and moved to their final name, data first, so
@@ -33,6 +33,9 @@ _BATCH = 1000
 class ArrowRows:
     """Rows of an Arrow table, such as ``rows[3]``, ``rows[2:5]`` or ``rows[[4, 0]]``.
 
+    Selected rows are a list of numbers beside the table, so that a shuffled or smaller data set needs no second copy of
+    the texts.
+
     Attributes:
         files: Files that hold the rows. Empty for rows in memory.
     """
@@ -48,7 +51,7 @@ class ArrowRows:
         self._table = table
         self._indices = indices
         self._batches: list[pyarrow.RecordBatch] = table.to_batches()
-        self._starts = np.cumsum([0, *(len(batch) for batch in self._batches)])
+        self._starts = np.cumsum([0, *map(len, self._batches)])  # the number of each batch's first row, for a search
 
     @classmethod
     def from_file(cls, path: Path) -> Self:
@@ -65,15 +68,20 @@ class ArrowRows:
     def joined(cls, parts: Sequence["ArrowRows"]) -> "ArrowRows":
         """Joins the rows of several tables. A column that a table lacks is None there."""
         tables = [rows.table() for rows in parts]
-        files = dict.fromkeys(file for rows in parts for file in rows.files)
+        files: dict[Path, None] = {}
+        for rows in parts:
+            files |= dict.fromkeys(rows.files)
         return cls(pyarrow.concat_tables(tables, promote_options="default"), files=list(files))
 
     @property
     def column_names(self) -> list[str]:
+        """The names of the columns, in the order of the table."""
         return list(self._table.column_names)
 
     def __len__(self) -> int:
-        return len(self._table) if self._indices is None else len(self._indices)
+        if self._indices is None:
+            return len(self._table)
+        return len(self._indices)
 
     @overload
     def __getitem__(self, key: int) -> dict[str, Any]: ...
@@ -82,6 +90,7 @@ class ArrowRows:
     def __getitem__(self, key: slice | Sequence[int]) -> list[dict[str, Any]]: ...
 
     def __getitem__(self, key: int | slice | Sequence[int]) -> dict[str, Any] | list[dict[str, Any]]:
+        # A range knows negative numbers, steps and the IndexError of Python's lists.
         if isinstance(key, int):
             number = range(len(self))[key]
             return self[[number]][0]
@@ -102,6 +111,7 @@ class ArrowRows:
         return self._indices[numbers]
 
     def select_columns(self, names: Sequence[str]) -> Self:
+        """Returns the same rows with some of the columns, without a copy."""
         return type(self)(self._table.select(list(names)), files=self.files, indices=self._indices)
 
     def column(self, name: str) -> pyarrow.ChunkedArray:
@@ -129,7 +139,7 @@ class ArrowRows:
         if rows is None:
             rows = np.arange(len(self))
         if self._indices is None and isinstance(rows, range) and rows.step == 1:
-            return self._table.slice(rows.start, len(rows))
+            return self._table.slice(rows.start, len(rows))  # a view, without a copy
         return self._gathered(self._places(rows))
 
     def _gathered(self, places: NDArray[np.int64]) -> pyarrow.Table:
@@ -138,8 +148,8 @@ class ArrowRows:
         ``pyarrow.Table.take`` would copy whole columns for it, because it joins all batches of texts or lists first. So
         it takes a time that grows with the file for each few rows, and fails for a column of more than 2 GiB.
         """
-        owners = np.searchsorted(self._starts, places, side="right") - 1
-        within = places - self._starts[owners]
+        owners = np.searchsorted(self._starts, places, side="right") - 1  # the batch of each row
+        within = places - self._starts[owners]  # its place in the batch
         rows = zip(owners.tolist(), within.tolist(), strict=True)
         parts = [self._batches[owner].slice(index, 1) for owner, index in rows]
         return pyarrow.Table.from_batches(parts, self._table.schema).combine_chunks()
@@ -154,7 +164,7 @@ def write_batches(path: Path, batches: Iterable[Mapping[str, Sequence[Any]]], sc
 
 def with_progress(tables: Iterable[pyarrow.Table], description: str, total: int) -> Iterator[pyarrow.Table]:
     """Yields tables, and shows a bar of their rows on a terminal."""
-    if not message_stream().isatty() or os.environ.get("RANK", "0") != "0":
+    if not message_stream().isatty() or os.environ.get("RANK", "0") != "0":  # torchrun numbers its processes so
         yield from tables
         return
     console = Console(stderr=True)
@@ -166,8 +176,14 @@ def with_progress(tables: Iterable[pyarrow.Table], description: str, total: int)
 
 
 def cache_folder(cache_dir: Path | None, name: str) -> Path:
-    """Returns a folder of the cache, which is by default in the cache of ``datasets``."""
-    folder = (cache_folders()["HF_DATASETS_CACHE"] if cache_dir is None else cache_dir) / "bert_tasks" / name
+    """Returns a folder of the cache, which is by default in the cache of ``datasets``.
+
+    Raises:
+        DataError: The folder cannot be made.
+    """
+    if cache_dir is None:
+        cache_dir = cache_folders()["HF_DATASETS_CACHE"]
+    folder = cache_dir / "bert_tasks" / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -193,19 +209,29 @@ def store(folder: Path, key: str | None, write: Write) -> StoredRows:
     """Opens the rows stored under a key, after ``write(path)`` if they are missing.
 
     Without a key they are always written, and cannot be opened again.
+
+    Raises:
+        DataError: The cache cannot be written.
     """
     if key is not None:
         with suppress(OSError, ValueError, KeyError, TypeError):  # missing or damaged, so it is written again
             entry = json.loads((folder / f"{key}.json").read_text())
-            path = folder / Path(entry["file"]).name
-            if sha256_file(path) == entry["sha256"] and len(rows := ArrowRows.from_file(path)) == entry["rows"]:
-                return StoredRows(rows, path, entry["sha256"], tuple(entry["notes"]))
+            path = folder / Path(entry["file"]).name  # the name alone, so that an entry leads to no other folder
+            if sha256_file(path) == entry["sha256"]:
+                rows = ArrowRows.from_file(path)
+                if len(rows) == entry["rows"]:
+                    return StoredRows(rows, path, entry["sha256"], tuple(entry["notes"]))
+    name = key
+    if name is None:
+        name = secrets.token_hex(16)
     try:
-        path = folder / f"{secrets.token_hex(16) if key is None else key}.arrow"
+        path = folder / f"{name}.arrow"
         with atomic_path(path, durable=False) as temporary:  # reading compares the digest
             written = write(temporary)
             content = sha256_file(temporary)
-        notes = () if written is None else tuple(written)
+        notes: tuple[str, ...] = ()
+        if written is not None:
+            notes = tuple(written)
         rows = ArrowRows.from_file(path)
         if key is not None:
             entry = {"file": path.name, "rows": len(rows), "sha256": content, "notes": notes}
@@ -217,6 +243,7 @@ def store(folder: Path, key: str | None, write: Write) -> StoredRows:
 
 
 def _not_writable(folder: Path, error: OSError) -> DataError:
+    """Returns the error of a cache in which no file can be written, for example because the disk is full."""
     return DataError(
         f"{folder}: the cache cannot be written ({error}). Set HF_DATASETS_CACHE to a folder with enough space"
     )

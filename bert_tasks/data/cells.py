@@ -1,4 +1,9 @@
-"""Parses cells of any format as texts, label names, lists or numbers."""
+"""Parses cells of any format as texts, label names, lists or numbers.
+
+A cell is a text in a csv file, any JSON value in JSON lines, and a Python or NumPy object in a DataFrame. The functions
+here are lenient about forms that people and tools write for the same value, and strict about everything else, because a
+guess about a label trains a wrong model without an error.
+"""
 
 import ast
 import json
@@ -28,7 +33,8 @@ def parse_text(value: Any) -> str:
         value.encode()
     except UnicodeEncodeError as error:
         code = ord(value[error.start])
-        if 0xDC80 <= code <= 0xDCFF:  # how readers pass on an undecodable byte
+        # The error handler "surrogateescape" passes on an undecodable byte so (https://peps.python.org/pep-0383/).
+        if 0xDC80 <= code <= 0xDCFF:
             hint = f"Set the file's encoding, {ENCODING_EXAMPLE}."
             raise CellError(f"invalid byte 0x{code - 0xDC00:02X}", hint) from None
         raise CellError(f"half a character (surrogate U+{code:04X})", "Replace it.") from None
@@ -56,15 +62,17 @@ def label_name(value: Any) -> str:
     Raises:
         CellError: The value is neither a number nor a name.
     """
-    value = value.tolist() if hasattr(value, "tolist") else value
-    if isinstance(value, float):
-        return str(int(value)) if value.is_integer() else str(value)
-    if isinstance(value, bool | int):
+    if hasattr(value, "tolist"):  # a scalar of NumPy
+        value = value.tolist()
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool | int | float):
         return str(value)
     if not isinstance(value, str):
         raise CellError("not a label name", "Write a text or a number.")
     name = value.strip()
-    name = name.partition(".")[0] if _WHOLE_FLOAT.fullmatch(name) else name
+    if _WHOLE_FLOAT.fullmatch(name):
+        name = name.partition(".")[0]
     if name == "":
         raise CellError("missing label")
     return parse_text(name)
@@ -74,8 +82,10 @@ def label_value(name: str) -> float | None:
     """Returns the number that pandas reads for a label, or None for a word."""
     if name.lower() in ("true", "false"):
         return float(name.lower() == "true")
+    if "_" in name:  # Python reads "1_000" as a number, and nobody else does
+        return None
     try:
-        return None if "_" in name else float(name)
+        return float(name)
     except ValueError:
         return None
 
@@ -90,9 +100,13 @@ def label_parts(cell: str, separator: str = LABEL_SEPARATOR) -> list[Any]:
     names = list_in_cell(cell)
     if names is not None:
         return names
-    return [] if cell.strip() == "" else [name.strip() for name in cell.split(separator)]
+    if cell.strip() == "":
+        return []
+    return [name.strip() for name in cell.split(separator)]
 
 
+# A list as Python prints it, which is what pandas writes into a csv file for a column of lists. ``ast.literal_eval``
+# alone would join neighbouring texts without a comma, and take time for expressions that are no list.
 _PYTHON_ESCAPE = r"\\(?:[\\'\"abfnrtv]|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8})"
 _PYTHON_ITEM = re.compile(rf"'(?:[^'\\]|{_PYTHON_ESCAPE})*'|\"(?:[^\"\\]|{_PYTHON_ESCAPE})*\"|-?\d+")
 _PYTHON_LIST = re.compile(rf"\[\s*(?:(?:{_PYTHON_ITEM.pattern})(?:\s*,\s*(?:{_PYTHON_ITEM.pattern}))*)?\s*\]")
@@ -114,17 +128,31 @@ def list_in_cell(cell: str) -> list[Any] | None:
             return [ast.literal_eval(item) for item in _PYTHON_ITEM.findall(cell)]
         except (ValueError, SyntaxError):  # a character or a number that is too large
             return None
-    return value if isinstance(value, list) else None
+    if not isinstance(value, list):
+        return None
+    return value
 
 
 def numbered_columns(name: str, present: Iterable[str]) -> list[str]:
     """Returns the columns of single choices in order, choice0, ... or choice_a, ..."""
     stem = re.escape(name.removesuffix("s"))
+    # A small letter needs a mark before it, because "choices" itself would be "choice" with the letter s.
     pattern = re.compile(rf"{stem}s?(?:[ _]?([0-9]{{1,3}}|[A-Z])|[ _]([a-z]))")
-    matches = ((pattern.fullmatch(str(column)), column) for column in present)
-    places = ((match[1] or match[2], column) for match, column in matches if match is not None)
-    numbered = sorted((int(suffix) if suffix.isdecimal() else ord(suffix), column) for suffix, column in places)
-    return [column for _, column in numbered] if len(numbered) > 1 else []
+    numbered = []
+    for column in present:
+        match = pattern.fullmatch(str(column))
+        if match is None:
+            continue
+        suffix = match[1]
+        if suffix is None:
+            suffix = match[2]
+        if suffix.isdecimal():
+            numbered.append((int(suffix), column))
+        else:
+            numbered.append((ord(suffix), column))
+    if len(numbered) < 2:
+        return []
+    return [column for _, column in sorted(numbered)]
 
 
 def column_parts(name: str) -> list[str]:
@@ -139,7 +167,12 @@ def joined_names(columns: Mapping[str, str | Sequence[str]]) -> dict[str, str]:
         >>> joined_names({"labels": ["toxic", "insult"]})
         {'labels': 'toxic,insult'}
     """
-    return {task: name if isinstance(name, str) else ",".join(name) for task, name in columns.items()}
+    joined = {}
+    for task, name in columns.items():
+        if not isinstance(name, str):
+            name = ",".join(name)
+        joined[task] = name
+    return joined
 
 
 def with_named_cell(cells: Mapping[str, Any], name: str, join: Callable[[Mapping[str, Any]], Any]) -> Mapping[str, Any]:
@@ -154,7 +187,9 @@ def with_named_cell(cells: Mapping[str, Any], name: str, join: Callable[[Mapping
     if name in cells:
         return cells
     if len(parts) > 1:
-        return {**cells, name: join({field: cells[field] for field in parts})} if cells.keys() >= set(parts) else cells
+        if not cells.keys() >= set(parts):
+            return cells
+        return {**cells, name: join({field: cells[field] for field in parts})}
     value: Any = cells
     for key in name.split("."):
         if not isinstance(value, Mapping) or key not in value:

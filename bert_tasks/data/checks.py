@@ -1,7 +1,8 @@
 """Checks of training and validation rows, and the data report.
 
-Owns the census of labels, the labels that are inferred from rows, the checks that training and validation rows fit
-together, and the report on a data set.
+This module counts the labels of rows, infers the labels of a task from its training rows, checks that training and
+validation rows fit together, and describes a data set before training. All figures are counted in one pass over the
+memory-mapped rows, so that a data set need not fit into the memory.
 """
 
 from collections import Counter
@@ -30,10 +31,17 @@ _IMBALANCED = 5  # times as many rows as the rarest label
 _DOMINANT = 0.9  # a label with a larger share hides the others
 _LINES_SHOWN = 5  # of rows with an empty or repeated text
 _FEW = 10  # a plain tag among ten chunk tags counts as a mistake
+_QUANTILES = {"min": 0, "median": 50, "p95": 95, "max": 100}  # names of token lengths -> their percentiles
 
 
 class LabelCensus(NamedTuple):
-    """The counts of each label of a column, as written and in the inferred spelling."""
+    """The counts of each label of a column.
+
+    Attributes:
+        rows: Number of rows that have a label.
+        written: The labels as the rows have them -> how many there are.
+        normalized: The same in the spelling of inferred labels, which is IOB2 for tags.
+    """
 
     rows: int
     written: Counter[str]
@@ -45,7 +53,11 @@ class LabelCensus(NamedTuple):
         Args:
             labels: The labels. Default: the counted labels.
         """
-        return self.normalized if all(map(is_chunk_tag, self.written if labels is None else labels)) else self.written
+        names = self.written if labels is None else labels
+        # One raw tag, such as a part of speech, means that the file has no chunks, so "I" is a name and no prefix.
+        if all(map(is_chunk_tag, names)):
+            return self.normalized
+        return self.written
 
 
 def count_labels(table: Rows, column: Column) -> LabelCensus:
@@ -78,21 +90,34 @@ def most_frequent_label(table: Rows, columns: Columns) -> tuple[str, float] | No
     if isinstance(columns, Mapping):
         return None
     with_classes = [column for column in columns if isinstance(column.type, ClassKind)]
-    counts = count_labels(table, with_classes[0]).written if len(with_classes) == 1 else Counter[str]()
-    whole = len(table) if with_classes and isinstance(with_classes[0].type, Labels) else counts.total()
-    return next(((label, count / whole) for label, count in counts.most_common(1)), None)
+    if len(with_classes) != 1:
+        return None
+    counts = count_labels(table, with_classes[0]).written
+    if not counts:
+        return None
+    ((label, count),) = counts.most_common(1)
+    whole = counts.total()
+    if isinstance(with_classes[0].type, Labels):
+        whole = len(table)  # a row has several labels or none, so their total says nothing about rows
+    return label, count / whole
 
 
 def named_splits(splits: Splits) -> list[tuple[str, Rows]]:
     """Returns the tables under the names train, validation and validation_NAME."""
-    named = [(f"validation_{name}" if name != "" else "validation", table) for name, table in splits.validation.items()]
-    return [("train", splits.train), *named]
+    named = [("train", splits.train)]
+    for name, table in splits.validation.items():
+        split = "validation"
+        if name != "":
+            split = f"validation_{name}"
+        named.append((split, table))
+    return named
 
 
 def infer_labels(table: Rows, columns: Sequence[Column], census: LabelCensus | None = None) -> tuple[str, ...]:
-    """Returns the distinct labels of a table, numbers by value, others by text.
+    """Returns the distinct labels of a table, sorted by value if all are numbers, and by text otherwise.
 
-    Tags are in IOB2. Integers of equal value ("1", "01", "+1") are different labels, in the order of their text.
+    Tags are in IOB2. Integers of equal value ("1", "01", "+1") are different labels, in the order of their text. The
+    order matters, because it numbers the logits of the model, and two runs on the same rows must agree on it.
 
     Args:
         table: The rows.
@@ -105,18 +130,26 @@ def infer_labels(table: Rows, columns: Sequence[Column], census: LabelCensus | N
     column = first_column(columns, ClassKind)
     if column is None:
         return ()
-    census = count_labels(table, column) if census is None else census
+    if census is None:
+        census = count_labels(table, column)
     are_tags = isinstance(column.type, Tags)
     _rows_with(table, column, _odd_labels(census.written, are_tags=are_tags)).raise_if_any()
     counts = census.counts()
-    total = counts.total() if are_tags else census.rows
-    if (total >= 100 and len(counts) > total / 2) or (len(counts) > MOST_LABELS and len(counts) > total / 20):
-        among = counted(total, "word") if are_tags else counted(total, "row")
+    total, unit = census.rows, "row"
+    if are_tags:
+        total, unit = counts.total(), "word"
+    # A column of amounts or ids named by mistake would become a classifier with a class for nearly every row. Few rows
+    # prove nothing, because ten examples of ten classes are a valid start.
+    is_half_of_rows = total >= 100 and len(counts) > total / 2
+    is_huge = len(counts) > MOST_LABELS and len(counts) > total / 20
+    if is_half_of_rows or is_huge:
+        among = counted(total, unit)
         raise DataError(
             f"{table.source}: {len(counts)} different values of {column.name!r} in {among} look like numbers or ids. "
             "Name the column of the labels in [data.columns], set settings.labels, or for regression set "
             "problem_type = 'regression'."
         )
+    # Two spellings of one label halve its rows, and the model would learn to tell them apart.
     names = sorted(counts)  # sorting by value alone would keep the order of equals, which depends on the process
     folded: dict[str, str] = {}
     for name in names:
@@ -126,24 +159,31 @@ def infer_labels(table: Rows, columns: Sequence[Column], census: LabelCensus | N
                 f"{table.source}: the labels {other!r} and {name!r} differ in letter case only. Write one of them, or "
                 "set settings.labels to both."
             )
-    return tuple(sorted(names, key=int) if all(map(is_integer, names)) else names)
+    if all(map(is_integer, names)):
+        names = sorted(names, key=int)  # a stable sort, so 01 stays before 1
+    return tuple(names)
 
 
 def _odd_labels(counts: Mapping[str, int], *, are_tags: bool) -> Iterator[RowIssue]:
-    """Yields labels that do not fit, as numbers among names or words among chunk tags."""
+    """Yields labels that do not fit, as numbers among names or words among chunk tags.
+
+    The rarer group is the odd one. Whole groups are reported, because a single mistake does not explain them.
+    """
     numbers = [name for name in counts if is_integer(name)]
     names = [name for name in counts if not is_integer(name)]
     if numbers and names:
-        few = min(numbers, names, key=lambda group: sum(counts[name] for name in group))
-        contrast = "number among names" if few is numbers else "name among numbers"
-        hint = "Correct the label, or set settings.labels."
-        yield from (RowIssue(what=contrast, hint=hint, value=name) for name in few)
+        few, contrast = numbers, "number among names"
+        if sum(counts[name] for name in names) < sum(counts[name] for name in numbers):
+            few, contrast = names, "name among numbers"
+        for name in few:
+            yield RowIssue(what=contrast, hint="Correct the label, or set settings.labels.", value=name)
         return
     plain = [name for name in counts if not is_chunk_tag(name)]
     prefixed = sum(count for name, count in counts.items() if name != "O" and is_chunk_tag(name))
     if are_tags and sum(counts[name] for name in plain) * _FEW <= prefixed:  # more of them are classes of words
         hint = "Write O or a tag such as B-TYPE, as almost all tags are, or set settings.labels."
-        yield from (RowIssue(what="not a chunk tag", hint=hint, value=name) for name in plain)
+        for name in plain:
+            yield RowIssue(what="not a chunk tag", hint=hint, value=name)
 
 
 def imbalance_hint(counts: Mapping[str, int], task: str = "", *, are_tags: bool = False) -> str | None:
@@ -157,17 +197,25 @@ def imbalance_hint(counts: Mapping[str, int], task: str = "", *, are_tags: bool 
         are_tags: True for tags of words.
     """
     rows = {label: count for label, count in counts.items() if count > 0}
-    most, least = max(rows, key=rows.__getitem__, default=""), min(rows, key=rows.__getitem__, default="")
-    if len(rows) < 2 or rows[most] < _IMBALANCED * rows[least]:
+    if len(rows) < 2:
         return None
-    section, prefix = (f"tasks.{task}", f"{task}.") if task else ("settings", "")
+    most, least = max(rows, key=rows.__getitem__), min(rows, key=rows.__getitem__)
+    if rows[most] < _IMBALANCED * rows[least]:
+        return None
+    section, prefix = "settings", ""
+    if task:
+        section, prefix = f"tasks.{task}", f"{task}."
     total, settings = sum(rows.values()), f'{section}.class_weights = "balanced"'
     is_dominant = rows[most] > _DOMINANT * total
     if is_dominant:
+        # Class weights repair moderate imbalance. Where one class is nearly everything, the focal loss also reduces
+        # the weight of its many easy rows (Lin et al. 2017, https://arxiv.org/abs/1708.02002).
         settings += f" or {section}.focal_gamma = 2.0"
     if are_tags:
+        if not is_dominant:
+            return None
         hint = f"imbalanced: {most!r} has {rows[most]} of {total} words. Consider {settings}"
-        return f"{hint} (without crf = true)" if is_dominant else None
+        return f"{hint} (without crf = true)"
     return (
         f"imbalanced: {most!r} has {counted(rows[most], 'row')}, {least!r} {rows[least]}. Consider {settings} and "
         f'run.metric_for_best_model = "{prefix}macro_f1", which counts every label alike'
@@ -175,12 +223,17 @@ def imbalance_hint(counts: Mapping[str, int], task: str = "", *, are_tags: bool 
 
 
 def _rows_with(table: Rows, column: Column, issues: Iterable[RowIssue]) -> RowIssues:
-    """Returns the issues of all rows that have the label of an issue, which is its ``value``."""
+    """Returns the issues of all rows that have the label of an issue, which is its ``value``.
+
+    The census does not know lines, because it would need memory for each row. So the rows are read a second time, but
+    only if there is something to report.
+    """
     collected, by_label = RowIssues(), {issue.value: issue for issue in issues}
     if not by_label:
         return collected
     for rows in table.rows.tables([column.name, "line"]):
-        for value, line in zip(*(values.to_pylist() for values in rows.columns), strict=True):
+        column_values, lines = rows.columns
+        for value, line in zip(column_values.to_pylist(), lines.to_pylist(), strict=True):
             if value is None:
                 continue
             names = classes_of(column, value)
@@ -214,39 +267,50 @@ def check_splits(
         if len(table) == 0:
             raise DataError(f"{table.source}: no rows")
     column = first_column(columns, ClassKind)
-    censuses = [] if column is None else [count_labels(table, column) for table in tables]
-    known_labels = tuple(labels)
+    known_labels: tuple[str, ...] = ()
     if column is not None:
-        trained = censuses[0].counts()
-        known_labels = known_labels if len(known_labels) > 0 else infer_labels(train, columns, censuses[0])
+        known_labels = tuple(labels)
+        censuses = [count_labels(table, column) for table in tables]
+        if len(known_labels) == 0:
+            known_labels = infer_labels(train, columns, censuses[0])
         if not isinstance(column.type, Tags) and not unlabelled:
             _check_validation_labels(tables, censuses, known_labels)
+        # All unknown labels of all tables are collected before they are reported.
         known, issues = KnownLabels(known_labels), RowIssues()
         for table, census in zip(tables, censuses, strict=True):
             unknown = known.unknown(column.type, census.counts(known_labels), is_training=table is train)
             issues.extend(_rows_with(table, column, unknown))
         issues.raise_if_any()
-    answers = None if unlabelled else first_column(columns, Answers)
-    if answers is not None and count_labels(train, answers).written["answerable"] == 0:
-        raise DataError(f"{train.source}: no answerable row in {counted(len(train), 'row')}. Training needs some.")
+    if not unlabelled:
+        # A model that is shown impossible questions only would learn to answer none.
+        answers = first_column(columns, Answers)
+        if answers is not None and count_labels(train, answers).written["answerable"] == 0:
+            raise DataError(f"{train.source}: no answerable row in {counted(len(train), 'row')}. Training needs some.")
     if column is not None:
-        least = 1 if isinstance(column.type, Labels) else 2
-        noun = "tag" if isinstance(column.type, Tags) else "label"
+        # One label of several is a decision of its own, present or absent. A softmax over one class is always 1.
+        least, classes = 2, "2 classes"
+        if isinstance(column.type, Labels):
+            least, classes = 1, "1 class"
+        trained = censuses[0].counts()
         if not unlabelled and len(trained) < least:
-            only = f"only the {noun} {next(iter(trained))!r}" if trained else f"no {noun}"
-            needs = "Training needs at least " + ("1 class." if least == 1 else "2 classes.")
+            noun = "tag" if isinstance(column.type, Tags) else "label"
+            only = f"no {noun}"
+            if trained:
+                only = f"only the {noun} {next(iter(trained))!r}"
+            needs = f"Training needs at least {classes}."
             raise DataError(f"{train.source}: {only} in {counted(len(train), 'row')}. {needs}")
         if len(known_labels) < least:
             raise DataError(
                 f"settings.labels names {counted(len(known_labels), 'label')}. Training needs at least {least}"
             )
     words = first_column(columns, Words)
+    # The usual slip is a csv file with a word on each line, which would train a tagger that never sees a context.
     if words is not None and len(train) > 1 and all(len(sentence) == 1 for sentence in _values(train, words)):
         raise DataError(
             f"{train.source}: every row has one word. Write all words of a sentence in one row as a list, or one word "
             "on each line of a .conll file."
         )
-    return () if column is None else known_labels
+    return known_labels
 
 
 def check_heads(table: Rows, heads: Mapping[str, HeadColumns]) -> None:
@@ -300,8 +364,12 @@ def _check_validation_labels(
     """Raises DataError for correctly spelt labels that only validation rows have."""
     train, *others = tables
     for table, census in zip(others, censuses[1:], strict=True):
-        new = [name for name in sorted(census.written) if name not in censuses[0].written]
-        new = [name for name in new if name in known_labels or not suggestion(name, known_labels)]
+        new = []
+        for name in sorted(census.written):
+            # A name that is close to a known one is a slip of spelling, which is reported with its line later.
+            is_class = name in known_labels or not suggestion(name, known_labels)
+            if is_class and name not in censuses[0].written:
+                new.append(name)
         if new:
             listed = ", ".join(f"{name!r} ({counted(census.written[name], 'row')})" for name in new)
             raise DataError(
@@ -321,9 +389,11 @@ class TokenCounts:
 
 @dataclass(frozen=True, kw_only=True)
 class SplitReport:
-    """Figures of one split. The figures of tokens are None without features.
+    """The figures of one split. The figures of tokens are None if there are no features.
 
     Attributes:
+        name: Name of the split, as in ``named_splits``.
+        rows: Number of rows.
         words: Number of words of all sentences. None for other rows.
         label_counts: Number of rows with each label, of words with each tag in IOB2, or of answerable and unanswerable
             questions.
@@ -356,12 +426,14 @@ class SplitReport:
         """Returns the figures as text, without the name and the number of rows."""
         lines = []
         if self.label_counts:
-            whole = self.rows if self.words is None else max(sum(self.label_counts.values()), 1)
+            whole = self.rows
+            if self.words is not None:
+                whole = max(sum(self.label_counts.values()), 1)  # tags belong to words
             shares = [f"{label} {count} ({count / whole:.0%})" for label, count in self.label_counts.items()]
             lines.append(f"labels: {', '.join(shares)}")
         if self.token_lengths:
-            figures = ", ".join(f"{name} {value:g}" for name, value in self.token_lengths.items())
-            lines.append(f"tokens: {figures}")
+            figures = [f"{name} {value:g}" for name, value in self.token_lengths.items()]
+            lines.append(f"tokens: {', '.join(figures)}")
         conflict = "has a conflicting label" if self.conflicts == 1 else "have conflicting labels"
         facts = {
             "empty_texts": ("empty text", ""),
@@ -392,8 +464,10 @@ class DataReport(Result):
         """Returns the figures of each split as text."""
         lines = []
         for split in self.splits:
-            words = "" if split.words is None else f", {counted(split.words, 'word')}"
-            lines.append(f"{split.name}: {counted(split.rows, 'row')}{words}")
+            heading = f"{split.name}: {counted(split.rows, 'row')}"
+            if split.words is not None:
+                heading += f", {counted(split.words, 'word')}"
+            lines.append(heading)
             lines += [f"  {line}" for line in split.lines()]
         return lines
 
@@ -408,10 +482,16 @@ def data_report(
 ) -> DataReport:
     """Returns the figures and notes of the data before training.
 
-    ``tokens`` has the names of ``named_splits``. Texts (of the columns that every row must have, words with a space
-    between them) count as the same if they are equal apart from letter case and outer spaces. A row conflicts if an
-    earlier row of its split has the same text and another label. Several tasks have a report each, in which ``task`` is
-    their name.
+    Texts (of the columns that every row must have, words with a space between them) count as the same if they are equal
+    apart from letter case and outer spaces. A row conflicts if an earlier row of its split has the same text and
+    another label. The keys of all rows are in memory, 17 bytes for each (see ``row_keys``).
+
+    Args:
+        splits: Training and validation rows.
+        tokens: The names of ``named_splits`` -> the lengths of their features. None leaves out the figures of tokens.
+        columns: The columns of the task, or those of each of several tasks, which have a report each.
+        labels: Labels that are listed even if no row has them.
+        task: Name of the task if it is one of several.
     """
     by_task: dict[str, DataReport] = {}
     own_columns: Sequence[Column] = ()
@@ -422,71 +502,112 @@ def data_report(
     else:
         own_columns = columns
     words = first_column(columns, Words)
-    label = first_column(columns, LabelKind)
     keys = {name: row_keys(table, columns) for name, table in named_splits(splits)}
     trained = _label_counts(splits.train, own_columns)
     reports = []
     for index, (name, table) in enumerate(named_splits(splits)):
-        tasks = {key: report.splits[index] for key, report in by_task.items()}
-        is_train, split_tokens = name == "train", None if tokens is None else tokens.get(name)
         counts = _label_counts(table, own_columns)
-        notes = list(table.notes)
-        if label is not None and isinstance(label.type, Tags):
-            new = [f"{tag!r} ({counted(counts[tag], 'word')})" for tag in sorted(counts) if tag not in trained]
-            notes += [f"tags that no training row has: {first_few(new, SHOWN)}"] if new else []
-        lengths, truncated_share = None, None
-        if split_tokens is not None:
-            notes += split_tokens.notes
-            truncated_share = split_tokens.cuts.cut_rows / max(len(table), 1)
+        notes = [*table.notes]
+        lengths: dict[str, float] | None = None
+        truncated_share = None
+        new_tags = _note_on_new_tags(counts, trained, columns)
+        if new_tags:
+            notes.append(new_tags)
+        if tokens is not None and name in tokens:
+            notes += tokens[name].notes
+            truncated_share = tokens[name].cuts.cut_rows / max(len(table), 1)
             lengths = {}
-            if len(split_tokens.lengths) > 0:
-                figures = np.percentile(split_tokens.lengths, [0, 50, 95, 100])
-                lengths = dict(zip(("min", "median", "p95", "max"), map(float, figures), strict=True))
-        figures_of_texts = _text_figures(table, keys[name], None if is_train else keys["train"])
-        advice = None
-        if is_train and label is not None:  # the other rows are never weighed
-            are_tags = isinstance(label.type, Tags)
-            if are_tags or isinstance(label.type, Label):
-                advice = imbalance_hint(counts, task, are_tags=are_tags)
-        has_words = words is not None and words.name in table.rows.column_names
+            if len(tokens[name].lengths) > 0:
+                figures = np.percentile(tokens[name].lengths, list(_QUANTILES.values()))
+                lengths = dict(zip(_QUANTILES, figures.tolist(), strict=True))
+        train_keys = None
+        if name == "train":
+            notes += _notes_on_imbalance(counts, task, columns)  # the other rows are never weighed
+        else:
+            train_keys = keys["train"]
+        word_count = None
+        if words is not None and words.name in table.rows.column_names:
+            word_count = sum(len(cell) for cell in _values(table, words))
+        tasks = {}
+        for key, report in by_task.items():
+            split = report.splits[index]
+            tasks[key] = replace(split, unlabelled=len(table) - split.rows)
         reports.append(
             SplitReport(
                 name=name,
                 rows=len(table),
-                words=sum(len(cell) for cell in _values(table, words)) if words is not None and has_words else None,
+                words=word_count,
                 label_counts={label: counts[label] for label in dict.fromkeys([*labels, *sorted(counts)])},
                 token_lengths=lengths,
                 truncated_share=truncated_share,
-                **figures_of_texts,
-                notes=(*notes, *([] if advice is None else [advice])),
-                tasks={key: replace(split, unlabelled=len(table) - split.rows) for key, split in tasks.items()},
+                **_text_figures(table, keys[name], train_keys),
+                notes=tuple(notes),
+                tasks=tasks,
             )
         )
     return DataReport(splits=tuple(reports))
 
 
+def _note_on_new_tags(counts: Counter[str], trained: Counter[str], columns: Columns) -> str:
+    """Returns the note on tags that no training row has, or an empty text.
+
+    They are no error. A test set may have types that the training rows lack, and each such entity counts as missed.
+    """
+    label = first_column(columns, LabelKind)
+    if label is None or not isinstance(label.type, Tags):
+        return ""
+    new = [f"{tag!r} ({counted(counts[tag], 'word')})" for tag in sorted(counts) if tag not in trained]
+    if not new:
+        return ""
+    return f"tags that no training row has: {first_few(new, SHOWN)}"
+
+
+def _notes_on_imbalance(counts: Counter[str], task: str, columns: Columns) -> list[str]:
+    """Returns the hint of ``imbalance_hint``, or none. Sets of labels and numbers have no weights of classes."""
+    label = first_column(columns, LabelKind)
+    if label is None or not isinstance(label.type, Label | Tags):
+        return []
+    hint = imbalance_hint(counts, task, are_tags=isinstance(label.type, Tags))
+    if hint is None:
+        return []
+    return [hint]
+
+
 def _text_figures(table: Rows, keys: NDArray[Any], train: NDArray[Any] | None) -> dict[str, Any]:
     """Returns the figures of empty and repeated texts. ``train`` holds training keys."""
+    # first[text] is, for each row, the number of the first row with the same text, which may be the row itself.
     _, first, text = np.unique(keys["text"], return_index=True, return_inverse=True)
+    also_in_train = np.zeros(len(table), bool)
+    if train is not None:
+        also_in_train = np.isin(keys["text"], train["text"])
     masks = {
         "empty_texts": keys["empty"].astype(bool),
         "duplicates": np.isin(np.arange(len(table)), first, invert=True),
         "conflicts": keys["label"] != keys["label"][first[text]],
-        "also_in_train": np.zeros(len(table), bool) if train is None else np.isin(keys["text"], train["text"]),
+        "also_in_train": also_in_train,
     }
-    rows = {name: np.flatnonzero(mask)[:_LINES_SHOWN].tolist() for name, mask in masks.items() if mask.any()}
-    lines = {name: tuple(table.rows.select(numbers).values("line")) for name, numbers in rows.items()}
-    return {**{name: int(mask.sum()) for name, mask in masks.items()}, "first_lines": lines}
+    figures: dict[str, Any] = {name: int(mask.sum()) for name, mask in masks.items()}
+    figures["first_lines"] = {}
+    for name, mask in masks.items():
+        if mask.any():
+            numbers = np.flatnonzero(mask)[:_LINES_SHOWN].tolist()
+            figures["first_lines"][name] = tuple(table.rows.select(numbers).values("line"))
+    return figures
 
 
 def _label_counts(table: Rows, columns: Sequence[Column]) -> Counter[str]:
     """Counts labels, tags, answered questions, or the index of the right choice."""
-    counts = [count_labels(table, column).counts() for column in columns]
-    return next((count for count in counts if count), Counter())
+    for column in columns:
+        counts = count_labels(table, column).counts()
+        if counts:
+            return counts
+    return Counter()
 
 
 def _values(table: Rows, column: Column) -> Iterator[Any]:
     """Yields the values of a column that are not missing."""
     if column.name in table.rows.column_names:
         for rows in table.rows.tables([column.name]):
-            yield from (value for value in rows.column(0).to_pylist() if value is not None)
+            for value in rows.column(0).to_pylist():
+                if value is not None:
+                    yield value

@@ -1,6 +1,8 @@
 """Columns that a task reads of a row, and their names.
 
-Owns the declaration of a column, further names of columns, and the forms in which a caller may pass rows.
+This module owns what the readers and the tasks agree on: the columns of one task (a sequence of ``Column``) or of
+several (a ``HeadColumns`` for each), and the forms in which a caller may pass rows, which are mappings, texts and
+tuples of texts.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -74,7 +76,8 @@ def head_rows(rows: Sequence[Row], name: str, columns: Sequence[Column]) -> tupl
     """
     if not name:
         return list(range(len(rows))), list(rows)
-    labels, column = [each.name for each in columns if each.is_label], head_column(name)
+    labels = [each.name for each in columns if each.is_label]
+    column = head_column(name)
     numbers = []
     for number, row in enumerate(rows):
         cells = row.get(column)
@@ -97,7 +100,10 @@ def input_rows(rows: Sequence[Row], name: str) -> dict[int, Row]:
 
 
 def head_cells(row: Row, name: str) -> Row:
-    """Returns the cells of one of several tasks, without the columns that Arrow fills in."""
+    """Returns the cells of one of several tasks, without the columns that Arrow fills in.
+
+    Each row of an Arrow struct has all of its fields, so a column that the row lacks is None there.
+    """
     return {column: value for column, value in row[head_column(name)].items() if value is not None}
 
 
@@ -141,8 +147,12 @@ def text_columns(columns: Columns) -> list[str]:
             continue
         if not isinstance(column.type, Text | Words):
             return []
-        text = derived_from(column, columns) if isinstance(column.type, Words) else None
-        names.append(column.name if text is None else text.name)
+        read = column
+        if isinstance(column.type, Words):
+            text = derived_from(column, columns)  # a text stands for its words, which are cut from it
+            if text is not None:
+                read = text
+        names.append(read.name)
     return names
 
 
@@ -170,22 +180,30 @@ def as_row(row: Row | str | tuple[str, ...], columns: Columns, number: int) -> R
     if isinstance(row, Mapping):
         return row
     texts, lists = text_columns(columns), _text_list_columns(columns)
-    values = row if isinstance(row, tuple) else (row,)
+    values = row
+    if not isinstance(values, tuple):
+        values = (values,)
     if all(isinstance(value, str) for value in values):
-        shared = _shared_row(values, columns) if isinstance(columns, Mapping) else {}
-        if shared:
-            return shared
+        if isinstance(columns, Mapping):
+            shared = _shared_row(values, columns)
+            if shared:
+                return shared
         if texts and len(values) == len(texts):
             return dict(zip(texts, values, strict=True))
         if lists and len(values) >= len(lists):
             *firsts, last = lists
             return dict(zip(firsts, values, strict=False)) | {last: list(values[len(firsts) :])}
     sources = source_columns(columns)
-    needed = [column.name for column in sources if column.required or isinstance(columns, Mapping)]
-    mapping = "{" + ", ".join(f'"{name}": ...' for name in needed) + "}"
-    named = texts if texts else lists
-    short = ", or a text" if len(named) == 1 else f", or a tuple of {' and '.join(named)}" if named else ""
-    raise DataError(f"row {number}: expected a mapping such as {mapping}{short}, got {type(row).__name__}")
+    needed = [f'"{column.name}": ...' for column in sources if column.required or isinstance(columns, Mapping)]
+    valid = f"a mapping such as {{{', '.join(needed)}}}"
+    named = texts
+    if not named:
+        named = lists
+    if len(named) == 1:
+        valid += ", or a text"
+    elif named:
+        valid += f", or a tuple of {' and '.join(named)}"
+    raise DataError(f"row {number}: expected {valid}, got {type(row).__name__}")
 
 
 def _shared_row(texts: tuple[str, ...], heads: Mapping[str, HeadColumns]) -> dict[str, str]:
@@ -208,7 +226,10 @@ def as_rows(
     """
     texts, has_list = len(text_columns(columns)), len(_text_list_columns(columns)) > 0
     is_one = isinstance(inputs, Mapping | str) or not isinstance(inputs, Iterable)
+    # A tuple of texts is one row if the task reads as many texts, and several rows if it reads one text.
     if isinstance(inputs, tuple) and all(isinstance(text, str) for text in inputs):
         is_one = has_list or texts == len(inputs) > 1
-    several: Iterable[Any] = [inputs] if is_one else inputs
+    several: Iterable[Any] = inputs
+    if is_one:
+        several = [inputs]
     return (as_row(row, columns, number) for number, row in enumerate(several))

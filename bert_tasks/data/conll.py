@@ -1,9 +1,14 @@
 """Parses CoNLL and CoNLL-U files, one word per line, and schemes of tags.
 
-Owns the meaning of IOB1, IOB2, BIOES (also spelt BILOU or BMES) and raw tags, the conversions between them, and the
-parsing of sentences, documents and comments. Chunk tags are ``O`` and ``PREFIX-TYPE``, and the type may hold hyphens. A
-sentence with any other tag is raw and is not changed. Examples are parts of speech and a prefix without a type, since
-``B`` and ``I`` are parts of speech in some tag sets. Imports nothing heavy.
+A scheme says how tags of single words make entities of several words. In IOB2 each entity begins with B- and goes on
+with I-. IOB1 writes B- only where two entities of one type touch. BIOES (also spelt BILOU or BMES) marks the last word
+and single words, too. The formats are described at https://www.clips.uantwerpen.be/conll2003/ner/ and
+https://universaldependencies.org/format.html.
+
+This module owns the meaning of the schemes, the conversions between them, and the parsing of sentences, documents and
+comments. Chunk tags are ``O`` and ``PREFIX-TYPE``, and the type may hold hyphens. A sentence with any other tag is raw
+and is not changed. Examples are parts of speech and a prefix without a type, since ``B`` and ``I`` are parts of speech
+in some tag sets. It imports nothing heavy.
 """
 
 import re
@@ -21,6 +26,7 @@ Scheme = Literal["IOB1", "IOB2", "BIOES", "raw"]
 _ROLES = {"B": "B", "I": "I", "M": "I", "E": "E", "L": "E", "S": "S", "U": "S"}
 # Prefixes for a role, best first. After the usual spelling come prefixes that mean the same entities if possible.
 _SPELLINGS = {"B": "BIM", "I": "IM", "E": "ELIM", "S": "SUBELIM"}
+_LAST_ROLES = {"B": "S", "I": "E", "O": "O"}  # of a word in IOB2 -> the same for the last word of an entity in BIOES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +39,7 @@ class Entity:
 
 
 class _Piece(NamedTuple):
-    """A chunk tag, read after the tags before it. ``starts`` marks a new entity."""
+    """A chunk tag, which was read after the tags before it. ``starts`` marks a new entity."""
 
     role: str
     type: str
@@ -56,6 +62,7 @@ def detect_scheme(sentences: Iterable[Sequence[str]]) -> Scheme:
     while B- only separates neighbours of one type. Otherwise it is IOB2, in which an I- that starts an entity is a
     fault. A file of ``O`` only, or without tags, is IOB2 without entities.
     """
+    # IOB1 and IOB2 differ only in the B- of entities that touch nothing: IOB1 never has one, and IOB2 always.
     prefixed, started_inside, began_afresh = False, False, False
     for tags in sentences:
         pieces = _pieces(tags)
@@ -66,7 +73,9 @@ def detect_scheme(sentences: Iterable[Sequence[str]]) -> Scheme:
         began_afresh |= _fresh_begins(pieces) > 0
     if prefixed:
         return "BIOES"
-    return "IOB1" if started_inside and not began_afresh else "IOB2"
+    if started_inside and not began_afresh:
+        return "IOB1"
+    return "IOB2"
 
 
 def label_scheme(labels: Sequence[str]) -> Scheme:
@@ -77,10 +86,14 @@ def label_scheme(labels: Sequence[str]) -> Scheme:
     """
     if not all(is_chunk_tag(label) for label in labels):
         return "raw"
-    parts = {_split(label) for label in labels}
-    if any(role in "ES" for role, _ in parts):
-        return "BIOES"
-    return "IOB1" if any(role == "I" and ("B", entity_type) not in parts for role, entity_type in parts) else "IOB2"
+    parts = set(map(_split, labels))
+    for role, _ in parts:
+        if role in "ES":
+            return "BIOES"
+    for role, entity_type in parts:
+        if role == "I" and ("B", entity_type) not in parts:
+            return "IOB1"
+    return "IOB2"
 
 
 def to_iob2(tags: Sequence[str]) -> list[str]:
@@ -91,7 +104,15 @@ def to_iob2(tags: Sequence[str]) -> list[str]:
     pieces = _pieces(tags)
     if pieces is None:
         return list(tags)
-    return ["O" if piece.role == "O" else f"{'B' if piece.starts else 'I'}-{piece.type}" for piece in pieces]
+    converted = []
+    for piece in pieces:
+        if piece.role == "O":
+            converted.append("O")
+        elif piece.starts:
+            converted.append(f"B-{piece.type}")
+        else:
+            converted.append(f"I-{piece.type}")
+    return converted
 
 
 def from_iob2(tags: Sequence[str], scheme: Scheme) -> list[str]:
@@ -99,15 +120,24 @@ def from_iob2(tags: Sequence[str], scheme: Scheme) -> list[str]:
     pieces = _pieces(to_iob2(tags))
     if pieces is None or scheme == "raw":
         return list(tags)
-    roles = [piece.role for piece in pieces]
-    if scheme == "IOB1":
-        steps = pairwise([_OUTSIDE, *pieces])
-        roles = ["I" if after.role == "B" and before.type != after.type else after.role for before, after in steps]
-    elif scheme == "BIOES":
-        last_role = {"B": "S", "I": "E", "O": "O"}
-        steps = pairwise([*pieces, _OUTSIDE])
-        roles = [piece.role if after.role == "I" else last_role[piece.role] for piece, after in steps]
-    return [role if role == "O" else f"{role}-{piece.type}" for role, piece in zip(roles, pieces, strict=True)]
+    converted = []
+    for index, piece in enumerate(pieces):
+        before, after = _OUTSIDE, _OUTSIDE
+        if index > 0:
+            before = pieces[index - 1]
+        if index + 1 < len(pieces):
+            after = pieces[index + 1]
+        role = piece.role
+        # IOB1 needs B- only if the word before is of the same type, with which the entity would otherwise merge.
+        if scheme == "IOB1" and role == "B" and before.type != piece.type:
+            role = "I"
+        if scheme == "BIOES" and after.role != "I":  # the entity ends here
+            role = _LAST_ROLES[role]
+        if role == "O":
+            converted.append("O")
+        else:
+            converted.append(f"{role}-{piece.type}")
+    return converted
 
 
 def to_labels(tags: Sequence[str], labels: Sequence[str]) -> list[str]:
@@ -131,10 +161,16 @@ def entities(tags: Sequence[str]) -> list[Entity]:
     pieces = _pieces(tags)
     if pieces is None:
         return []
-    starts = [index for index, piece in enumerate(pieces) if piece.starts]
-    stops = [index for index, piece in enumerate(pieces) if piece.starts or piece.role == "O"] + [len(pieces)]
-    ends = {start: stop for start, stop in pairwise(stops) if pieces[start].starts}
-    return [Entity(type=pieces[start].type, start=start, end=ends[start]) for start in starts]
+    found = []
+    start: int | None = None
+    for index, piece in enumerate([*pieces, _OUTSIDE]):
+        # An entity ends at a word outside of entities, at the start of another one, and with the sentence.
+        if start is not None and (piece.starts or piece.role == "O"):
+            found.append(Entity(type=pieces[start].type, start=start, end=index))
+            start = None
+        if piece.starts:
+            start = index
+    return found
 
 
 def invalid_transitions(tags: Sequence[str], scheme: Scheme = "IOB2") -> int:
@@ -152,29 +188,41 @@ def invalid_transitions(tags: Sequence[str], scheme: Scheme = "IOB2") -> int:
         return sum(piece.starts and piece.role in "IE" for piece in pieces)
     faults = 0
     for before, after in pairwise([_OUTSIDE, *pieces, _OUTSIDE]):
-        is_open = before.role in "BI"
+        is_open = before.role in "BI"  # the entity must go on, and it must go on only then
         faults += is_open != (after.role in "IE") or (is_open and before.type != after.type)
     return faults
 
 
 def forbidden_steps(labels: Sequence[str]) -> list[list[int]]:
-    """Returns ``[L + 2, L]``, labels forbidden first, after each label, and last."""
+    """Returns ``[L + 2, L]``, the labels that are forbidden first, after each of the L labels, and last.
+
+    1 stands for forbidden. The numbers follow from ``invalid_transitions``, so that what a decoder avoids is exactly
+    what the report counts as a fault.
+    """
     scheme = label_scheme(labels)
 
     def faults(*tags: str) -> int:
         return invalid_transitions(tags, scheme)
 
     # A label is followed by whatever it allows, so that only its start is counted. The rest is its end.
-    starts = {label: min(faults(label, "O"), faults(label, f"E-{label[2:]}")) for label in labels}
-    ends = {label: faults(label) - starts[label] for label in labels}
-    within = [[faults(before, after) - starts[before] - ends[after] for after in labels] for before in labels]
-    return [[starts[label] for label in labels], *within, [ends[label] for label in labels]]
+    starts = [min(faults(label, "O"), faults(label, f"E-{label[2:]}")) for label in labels]
+    ends = [faults(label) - start for label, start in zip(labels, starts, strict=True)]
+    # The faults of two words are those of the start, of the step between them, and of the end.
+    steps = []
+    for before, start in zip(labels, starts, strict=True):
+        steps.append([faults(before, after) - start - end for after, end in zip(labels, ends, strict=True)])
+    return [starts, *steps, ends]
 
 
 def continuation_label(label: str, labels: Container[str]) -> str:
     """Returns a word's label for later sub-words, for example ``I-X`` for ``B-X``."""
-    inside = (f"{letter}-{label[2:]}" for letter in _SPELLINGS["I"] if label.startswith("B-") and is_chunk_tag(label))
-    return next((other for other in inside if other in labels), label)
+    if not label.startswith("B-") or not is_chunk_tag(label):
+        return label
+    for letter in _SPELLINGS["I"]:
+        inside = f"{letter}-{label[2:]}"
+        if inside in labels:
+            return inside
+    return label
 
 
 def _split(tag: str) -> tuple[str, str]:
@@ -198,7 +246,7 @@ def _pieces(tags: Sequence[str]) -> list[_Piece] | None:
 
 
 def _fresh_begins(pieces: Sequence[_Piece]) -> int:
-    """Counts the B- that follow nothing of their type."""
+    """Counts the B- that follow nothing of their type, for which IOB1 would write I-."""
     return sum(after.role == "B" and before.type != after.type for before, after in pairwise([_OUTSIDE, *pieces]))
 
 
@@ -230,11 +278,13 @@ def _sentences(
     """
     start, documents = 0, 0
     rows, texts, faults, comments = list[list[str]](), list[str](), list[Record](), list[str]()
-    for number, text in enumerate(chain(lines, [""]), start=1):
+    for number, text in enumerate(chain(lines, [""]), start=1):  # a blank line ends the last sentence, too
         line = text.removesuffix("\n").removesuffix("\r")
         begins_document = document.match(line) is not None
         if begins_document or line.strip(_BLANK) == "":
-            yield from (fault._replace(raw="\n".join(texts)) for fault in faults)
+            # A sentence without one of its words would teach wrong neighbours, so that all of it is rejected.
+            for fault in faults:
+                yield fault._replace(raw="\n".join(texts))
             if rows and not faults:
                 cells = cells_of([list(column) for column in zip(*rows, strict=True)])
                 if documents:
@@ -252,10 +302,12 @@ def _sentences(
             comments.append(line)
             continue
         texts.append(line)
+        # The text of the whole sentence is known only at its end, so that the faults wait until then.
         if isinstance(parts, str):
             faults.append(Record.unusable(number, f"{parts}: {shortened(line)}"))
         elif parts:
-            start = start if rows else number
+            if not rows:
+                start = number
             rows.append(parts)
 
 
@@ -276,17 +328,23 @@ def conll_rows(lines: Iterable[str]) -> Iterator[Record]:
     width, has_tabs, tags = 0, False, set[str]()
 
     def read(line: str, is_inside: bool) -> list[str] | str | None:
+        """Returns the cells of a line, None for a comment, or a text on what is wrong with the line."""
         nonlocal width, has_tabs
-        is_tabbed = has_tabs if width else "\t" in line
+        is_first = width == 0
+        is_tabbed = has_tabs
+        if is_first:
+            is_tabbed = "\t" in line
         cells = re.split(r"[ \t]+", line.strip(_BLANK))
         if is_tabbed:
             cells = [cell.strip(" ") for cell in line.split("\t")]
         if line.startswith(("# ", "#\t")):
             is_tag = cells[-1] == "#" or cells[-1] in tags or _CHUNK_TAG.fullmatch(cells[-1]) is not None
-            expected = width if width else len(cells) if is_tabbed else 2
+            expected = width
+            if is_first:
+                expected = len(cells) if is_tabbed else 2
             if len(cells) != expected or not (is_inside or is_tabbed or is_tag):
                 return None
-        if not width:
+        if is_first:
             width, has_tabs = len(cells), is_tabbed
         if len(cells) != width:
             separator = "tabs" if has_tabs else "spaces"
@@ -297,7 +355,10 @@ def conll_rows(lines: Iterable[str]) -> Iterator[Record]:
 
     def cells_of(columns: list[list[str]]) -> dict[str, Any]:
         cells = {str(number): column for number, column in enumerate(columns)}
-        return cells | {"words": columns[0]} | ({"tags": columns[-1]} if len(columns) > 1 else {})
+        cells["words"] = columns[0]
+        if len(columns) > 1:
+            cells["tags"] = columns[-1]
+        return cells
 
     return _sentences(lines, _DOCUMENT, read, cells_of)
 

@@ -115,55 +115,81 @@ class Conversion:
     ) -> None:
         if options is None:
             options = ReadOptions()
-        self._separator = LABEL_SEPARATOR if options.label_separator is None else options.label_separator
+        self._separator = LABEL_SEPARATOR
+        if options.label_separator is not None:
+            self._separator = options.label_separator
         if self._separator.strip() == "":
             separator = f"label_separator = {self._separator!r}"
             raise DataError(f"{separator} is blank. Expected one or more visible characters, such as '|'")
-        column_names: Mapping[str, str] = {} if options.columns is None else options.columns
-        usual: Mapping[str, str] = {} if format is None else format.columns
+        usual: Mapping[str, str] = {}
+        self.passthrough = passthrough
+        names_of_ids: Mapping[str, str] = {}
+        if format is not None:
+            usual = format.columns
+            names_of_ids = format.label_names
+            if passthrough == "all" and format.default_passthrough:
+                self.passthrough = format.default_passthrough
+        fields = self._fields(columns, options.columns, usual, require_labels=require_labels)
+        # Their order is that of the issues of a row, and of the first column that a message names as missing.
+        self.fields = tuple(fields)
+        read = [field.column for field in fields]
+        self.read_columns: Columns = read
+        self.names = {field.column.name: field.name for field in fields}
+        self._to_keep: Sequence[str] = ()  # which a source must have, because the caller names them
+        if not isinstance(passthrough, str):
+            self._to_keep = passthrough
+        self.skip_errors = skip_errors
+        self.notes: tuple[str, ...] = ()
+        if labels is None:
+            labels = ()
+        self._known = KnownLabels(labels, names_of_ids)
+        # A name that is already the column's own would be read twice.
+        own_names = {name: other for name, other in others.items() if self.names.get(name, other) != other}
+        self._names = Names(columns=read, names=self.names, others=own_names)
+        self._relations = relations_of(read)
+        # Rows of a stream may have any number of sets of columns, so only the last ones are kept.
+        self._steps = lru_cache(_STEPS_KEPT)(partial(steps_of, self._names))
+
+    def _fields(
+        self,
+        columns: Sequence[Column],
+        names: Mapping[str, str] | None,
+        usual: Mapping[str, str],
+        *,
+        require_labels: bool,
+    ) -> list[Field]:
+        """Returns the columns that are read, with the names that the caller, else the format, else the task has."""
+        if names is None:
+            names = {}
         task_columns = [column.name for column in columns]
-        unknown = next((name for name in column_names if name not in task_columns), None)
-        if unknown is not None:
-            raise DataError(unknown_column(unknown, task_columns))
-        unread = unread_columns(columns, column_names, usual)
+        for name in names:
+            if name not in task_columns:
+                raise DataError(unknown_column(name, task_columns))
+        unread = unread_columns(columns, names, usual)
         sources = [derived_from(column, columns) for column in columns]
         fields: list[Field] = []
         for column in columns:
             # Spans are labels, but tags may replace them.
             is_needed_label = column.is_label and require_labels and column not in sources
             needed = column.required or is_needed_label
-            name = column_names.get(column.name, usual.get(column.name, column.name))
+            name = names.get(column.name, usual.get(column.name, column.name))
             if needed or column.name not in unread:
                 fields.append(Field(column=column, name=name, needed=needed))
-        self.fields = tuple(fields)
-        self.read_columns: Columns = [field.column for field in fields]
-        self.names = {field.column.name: field.name for field in fields}
-        usual_columns = () if format is None else format.default_passthrough
-        self.passthrough = usual_columns if passthrough == "all" and usual_columns else passthrough
-        self._to_keep = () if isinstance(passthrough, str) else passthrough
-        self.skip_errors = skip_errors
-        self.notes: tuple[str, ...] = ()
-        known_labels = () if labels is None else labels
-        names_of_ids: Mapping[str, str] = {} if format is None else format.label_names
-        self._known = KnownLabels(known_labels, names_of_ids)
-        own_names = {name: other for name, other in others.items() if self.names.get(name, other) != other}
-        read = [field.column for field in fields]
-        self._names = Names(columns=read, names=self.names, others=own_names)
-        self._relations = relations_of(read)
-        # Rows of a stream may have any number of sets of columns, so only the last ones are kept.
-        self._steps = lru_cache(_STEPS_KEPT)(partial(steps_of, self._names))
+        return fields
 
     def convert(self, batch: Batch) -> Converted:
         """Converts a batch, and checks each value."""
-        cells = dict(batch.cells)
+        cells = dict(batch.cells)  # the steps change it, but not the batch, which messages and rejects show
         issues = [replace(issue, row=row) for row, issue in batch.issues.items()]
         for step in self._steps(tuple(cells)):
             issues += step(cells)
+        # A row has one problem at a time. What follows from a wrong cell would only hide it.
         failed = {issue.row for issue in issues if issue.severity != "note"}
         values: Cells = {}
         for field in self.fields:
             values[field.column.name], found = self._column(field, batch, cells, failed)
             issues += found
+        # Only converted values can be compared, for example the number of words with the number of tags.
         for relation in self._relations:
             issues += relation.apply(values, cells, self.names)
         if self._known.labels:
@@ -195,15 +221,18 @@ class Conversion:
         if column is None:
             column = [MISSING] * len(batch)
         elif not failed and all(type(cell) is str for cell in column):
+            # The usual case is a column of texts without a fault, which needs no look at each cell here.
             values, issues = self._values(field, column)
             if needed and None in values:
                 issues += self._missing(field, values, issues, column)
             return values, issues
         issues = []
-        rows = []
+        rows = []  # the numbers of the rows whose cells are converted
         for row, cell in enumerate(column):
             if row in failed:
                 continue
+            # A row without the column and a row with an empty cell have different messages, because the first is
+            # usually a wrong name and the second a hole in the data.
             if cell is MISSING and needed:
                 issues.append(self._absent(field, batch, row))
             elif cell is not MISSING and (cell is not None or needed):
@@ -212,7 +241,7 @@ class Conversion:
         values, found = self._values(field, present)
         if needed:
             found += self._missing(field, values, found, present)
-        spread: list[Any] = [None] * len(batch)
+        spread: list[Any] = [None] * len(batch)  # the values at the places of their rows
         for row, value in zip(rows, values, strict=True):
             spread[row] = value
         issues += [replace(issue, row=rows[issue.row]) for issue in found]
@@ -254,8 +283,10 @@ class Conversion:
     def _absent(self, field: Field, batch: Batch, row: int) -> RowIssue:
         """Returns the issue of a row that does not have a needed column."""
         present = batch.record(row).cells
-        listed = first_few((shortened(str(name)) for name in present), _COLUMNS_SHOWN)
-        hint = f"The row has {listed if present else 'no columns'}."
+        listed = "no columns"
+        if present:
+            listed = first_few((shortened(str(name)) for name in present), _COLUMNS_SHOWN)
+        hint = f"The row has {listed}."
         return RowIssue(what=f"missing {field.column.type.noun}", hint=hint, column=field.name, row=row)
 
     def _unknown_labels(self, values: Cells) -> Iterator[RowIssue]:
@@ -265,8 +296,11 @@ class Conversion:
             if not isinstance(kind, ClassKind):
                 continue
             column = values[field.column.name]
-            names = {name for value in column if value is not None for name in kind.classes(value)}
-            if not any(self._known.unknown(kind, names)):
+            names: set[str] = set()
+            for value in column:
+                if value is not None:
+                    names.update(kind.classes(value))
+            if not any(self._known.unknown(kind, names)):  # a batch has few different labels, and nearly always known
                 continue
             for row, value in enumerate(column):
                 if value is not None:
@@ -284,7 +318,10 @@ class Conversion:
         return " and ".join(needed)
 
     def columns_from(self, present: Collection[str]) -> set[str]:
-        """Returns the columns that the layouts make of a source with these columns, among them its own."""
+        """Returns the columns that the layouts make of a source with these columns, among them its own.
+
+        The steps run on columns without rows, so that what they make is stated in one place only.
+        """
         cells: Cells = {name: [] for name in present}
         for step in self._steps(tuple(cells)):
             step(cells)
@@ -313,12 +350,13 @@ class Conversion:
         issues, unknown_labels = RowIssues(), RowIssues()
         present: dict[str, None] = {}
         if batches.columns:
+            # A header tells before the first row that a column is missing, so no large file is read in vain.
             present = dict.fromkeys(batches.columns)
             self.check_columns(batches.columns, source)
         count = bad = skipped = 0
         for batch in batches.batches:
             count += len(batch)
-            if not batch.cells.keys() <= present.keys():
+            if not batch.cells.keys() <= present.keys():  # rarely, and a test costs less than an update
                 present |= dict.fromkeys(batch.cells)
             converted = self.convert(batch)
             for issue in converted.issues:
@@ -337,6 +375,7 @@ class Conversion:
             if present and not skipped:
                 problem += ". It has a header or blank lines only"
             raise DataError(". ".join([problem, *self.notes]))
+        # Rows that name their columns have shown all of them only now. A missing column explains more than its rows.
         if present:
             self.check_columns(present, source)
         has_usable_rows = bad < count - skipped
@@ -361,11 +400,12 @@ class Conversion:
         missing = [field for field in self.fields if field.needed and field.name not in found]
         if not missing:
             return
-        only = present[0] if len(present) == 1 else ""
-        mark = next((mark for mark in (";", "\t", ",", "|") if mark in only), None)
-        if mark is not None:
-            message = f"{source}: there is only one column, {only!r}"
-            raise DataError(f"{message}. If {mark!r} separates columns, set {argument('delimiter', mark)}")
+        # With a wrong delimiter the whole header is one name, and every column would count as missing.
+        if len(present) == 1:
+            for mark in (";", "\t", ",", "|"):
+                if mark in present[0]:
+                    message = f"{source}: there is only one column, {present[0]!r}"
+                    raise DataError(f"{message}. If {mark!r} separates columns, set {argument('delimiter', mark)}")
         lines = [f"{source}: {self._missing_column(field, present)}" for field in missing]
         lines += [f"  the columns are: {columns}", f"  say which one to read: {self._naming(missing[0])}"]
         raise DataError("\n".join(lines))
@@ -373,7 +413,9 @@ class Conversion:
     def _alternatives(self, field: Field) -> list[Column]:
         """Returns the column of a field, and the column from which it may follow."""
         other = derived_from(field.column, [each.column for each in self.fields])
-        return [field.column] if other is None else [field.column, other]
+        if other is None:
+            return [field.column]
+        return [field.column, other]
 
     def _missing_column(self, field: Field, present: Collection[str]) -> str:
         """Returns the message that the column of a field is missing."""
@@ -381,6 +423,7 @@ class Conversion:
         absent = next(column for column in (*parts, field.name) if column not in present)
         others = self._alternatives(field)[1:]
         hint = "".join(f", nor {self.names[other.name]!r}" for other in others)
+        # Choices are often in columns of their own, which did_you_mean cannot know from the name "choices".
         if isinstance(field.column.type, Choices) and len(parts) == 1:
             stem = field.name.removesuffix("s")
             hint = f", nor columns of single choices such as '{stem}0' and '{stem}1'"
@@ -405,11 +448,25 @@ class Conversion:
                 kept.append(row)
         columns: Cells = {"line": [batch.lines[row] for row in kept]}
         for name, values in converted.values.items():
-            columns[name] = [None if row in problems else values[row] for row in kept]
+            if problems:
+                values = [None if row in problems else value for row, value in enumerate(values)]
+            columns[name] = [values[row] for row in kept]
         if self.passthrough != "none":
-            columns[RECORD] = [None if row in problems else self._record(batch, row) for row in kept]
+            records: list[str | None] = []
+            for row in kept:
+                record = None
+                if row not in problems:
+                    record = self._record(batch, row)
+                records.append(record)
+            columns[RECORD] = records
         if self.skip_errors:
-            columns[REJECT] = [_reject(batch, row, problems[row]) if row in problems else None for row in kept]
+            rejects: list[str | None] = []
+            for row in kept:
+                reject = None
+                if row in problems:
+                    reject = _reject(batch, row, problems[row])
+                rejects.append(reject)
+            columns[REJECT] = rejects
         return columns
 
     def _record(self, batch: Batch, row: int) -> str:
@@ -434,6 +491,7 @@ def _named_place(source: str, issue: RowIssue, batch: Batch) -> tuple[str, RowIs
 
 def _to_json(cells: Row) -> str:
     """Returns the cells as JSON that UTF-8 can encode."""
+    # Nearly all rows are JSON already. The others, with dates or nan, are converted value by value.
     try:
         text = json.dumps(cells, ensure_ascii=False, allow_nan=False)
         text.encode()
@@ -454,9 +512,11 @@ def plain(value: Any) -> Any:
         return {str(plain(name)): plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if value is None or isinstance(value, bool | int):
+    if isinstance(value, float) and not math.isfinite(value):  # JSON has neither nan nor infinity
+        return None
+    if value is None or isinstance(value, bool | int | float):
         return value
-    text = value if isinstance(value, str) else str(value)
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if not isinstance(value, str):
+        value = str(value)
+    # In UTF-16 two surrogates that belong together are one character, and only single ones are replaced.
+    return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

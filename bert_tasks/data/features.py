@@ -1,7 +1,13 @@
 """The features of rows, grouped into samples and batches.
 
-Owns the Arrow schema of features, the features of one sample (the windows of a long text are read together), and
-batches of a limited number of tokens. The cache adds the rows and the tokenizer to the caller's key of features.
+A feature is one window of tokens that the encoder reads. A row whose text is longer than a window has several features,
+and a sample is what a batch draws as a whole: all windows of a row, a single window, or all rows of a group.
+
+This module owns the Arrow schema of features, the grouping into samples, and batches of a limited number of tokens. The
+cache adds the rows and the tokenizer to the caller's key of features.
+
+Shapes: R rows, F features, S samples. ``starts`` arrays have one entry more than what they number, so that item ``i``
+is ``starts[i]`` to ``starts[i + 1] - 1``.
 """
 
 import json
@@ -44,6 +50,8 @@ def cached_features(
             labels and package version.
         batch_size: Number of rows per call of ``features``. None means all at once.
     """
+    # Labels are float64, because tags, positions and numbers share the column. Token ids need 32 bits, and segment ids,
+    # which are 0 and 1, need 8.
     numbers = pyarrow.list_(pyarrow.int32())
     types = {"row": pyarrow.int64(), "input_ids": numbers, "token_type_ids": pyarrow.list_(pyarrow.int8())}
     types |= {"labels": pyarrow.list_(pyarrow.float64()), "gather_positions": numbers, "word_ids": numbers}
@@ -54,19 +62,19 @@ def cached_features(
     fingerprint = sha256_json(table.fingerprint, tokenizer_content(tokenizer), dict(key), _FEATURES_VERSION)
 
     def batches() -> Iterator[dict[str, list[Any]]]:
-        first, size = 0, len(table) if batch_size is None else batch_size
+        first, size = 0, batch_size
+        if size is None:
+            size = len(table)
         for rows in with_progress(table.rows.tables(size=size), f"Tokenizing {table.source}", len(table)):
             batch_features = features(rows.to_pylist(), tokenizer)
-            yield {
-                "row": [feature["row"] + first for feature in batch_features],
-                "input_ids": [feature["input_ids"] for feature in batch_features],
-                "token_type_ids": [feature["token_type_ids"] for feature in batch_features],
-                **{name: [feature.get(name) for feature in batch_features] for name in _OPTIONAL},
-                **{
-                    name: [feature.get(name, 0) for feature in batch_features]
-                    for name in ("lost_tokens", "lost_answers")
-                },
-            }
+            columns: dict[str, list[Any]] = {"row": [feature["row"] + first for feature in batch_features]}
+            for name in ("input_ids", "token_type_ids"):
+                columns[name] = [feature[name] for feature in batch_features]
+            for name in _OPTIONAL:
+                columns[name] = [feature.get(name) for feature in batch_features]
+            for name in ("lost_tokens", "lost_answers"):
+                columns[name] = [feature.get(name, 0) for feature in batch_features]
+            yield columns
             first += len(rows)
 
     def write(path: Path) -> None:
@@ -81,7 +89,7 @@ def tokenizer_content(tokenizer: Any) -> str:
     Truncation and padding of the backend do not count, because each call sets them anew.
     """
     backend = json.loads(tokenizer.backend_tokenizer.to_str())
-    for name in ("truncation", "padding"):
+    for name in ("truncation", "padding"):  # an earlier call leaves them in the backend
         backend.pop(name, None)
     special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
     return sha256_json(backend, special, tokenizer.truncation_side)
@@ -121,12 +129,12 @@ class Samples:
 
     Attributes:
         features: Memory-mapped features in row order. ``trained`` and ``decoded`` have some of its columns.
-        tokens: Number of tokens of each feature.
-        starts: Index of each sample's first feature in ``order``, and the number of features at the end.
-        lengths: Number of tokens of each sample, all its windows together.
-        row_starts: Index of each row's first feature, and the number of features at the end.
+        tokens: ``[F]``, number of tokens of each feature.
+        starts: ``[S + 1]``, index of each sample's first feature in ``order``, and the number of features at the end.
+        lengths: ``[S]``, number of tokens of each sample, all its windows together.
+        row_starts: ``[R + 1]``, index of each row's first feature, and the number of features at the end.
         tables: Number of rows of each table that was joined, in order. Empty for one table.
-        order: Features of all samples, one sample after another. None means row order.
+        order: ``[F]``, features of all samples, one sample after another. None means row order.
     """
 
     features: ArrowRows
@@ -157,7 +165,9 @@ class Samples:
     def _of_counts(cls, features: ArrowRows, tokens: Numbers, counts: ArrayLike, unit: SampleUnit) -> Self:
         """Makes samples from ``counts``, the number of features of each row."""
         row_starts = np.append(0, np.cumsum(counts, dtype=np.int64))
-        starts = np.arange(len(tokens) + 1) if unit == "window" else row_starts
+        starts = row_starts
+        if unit == "window":
+            starts = np.arange(len(tokens) + 1)
         return cls(
             features=features,
             trained=features.select_columns([name for name in _FOR_TRAINING if name in features.column_names]),
@@ -172,6 +182,7 @@ class Samples:
         """Returns the samples of some rows, numbered from 0 in their new order."""
         counts = np.diff(self.row_starts)[rows]
         ends = np.cumsum(counts, dtype=np.int64)
+        # The features of all rows at once: each row's first feature minus its place in the result, plus the places.
         indices = np.repeat(self.row_starts[rows] - ends + counts, counts) + np.arange(counts.sum())
         unit: SampleUnit = "row" if self.starts is self.row_starts else "window"
         return self._of_counts(self.features.select(indices), self.tokens[indices], counts, unit)
@@ -185,7 +196,7 @@ class Samples:
         numbers: dict[Hashable, int] = {}
         by_row = np.array([numbers.setdefault(group, len(numbers)) for group in groups], dtype=np.int64)
         by_feature = np.repeat(by_row, np.diff(self.row_starts))
-        order = np.argsort(by_feature, kind="stable")
+        order = np.argsort(by_feature, kind="stable")  # a stable sort keeps the windows of a row in their order
         starts = np.append(0, np.cumsum(np.bincount(by_feature, minlength=len(numbers)), dtype=np.int64))
         lengths = np.diff(np.append(0, np.cumsum(self.tokens[order], dtype=np.int64))[starts])
         return replace(self, starts=starts, lengths=lengths, order=order)
@@ -197,19 +208,26 @@ class Samples:
     def by_table(self) -> list[Numbers]:
         """Returns the samples of each joined table, groups with their first row's table."""
         starts = self.row_starts[np.append(0, np.cumsum(self.tables, dtype=np.int64))]
-        firsts = self.starts[:-1] if self.order is None else self.order[self.starts[:-1]]
+        firsts = self.starts[:-1]
+        if self.order is not None:
+            firsts = self.order[firsts]
         tables = np.split(np.arange(len(self)), np.searchsorted(firsts, starts[1:-1]))
         return [table for table in tables if len(table)]
 
     def indices(self, samples: Iterable[int]) -> list[int]:
         """Returns the numbers of all features of some samples, in that order."""
-        numbers = [i for sample in samples for i in range(self.starts[sample], self.starts[sample + 1])]
-        return numbers if self.order is None else [int(i) for i in self.order[numbers]]
+        numbers: list[int] = []
+        for sample in samples:
+            numbers += range(self.starts[sample], self.starts[sample + 1])
+        if self.order is None:
+            return numbers
+        return [int(number) for number in self.order[numbers]]
 
     def rows(self, samples: Iterable[int]) -> list[int]:
         """Returns the numbers of the rows of some samples, ascending, from 0."""
         features = self.indices(samples)
-        return sorted(set((np.searchsorted(self.row_starts, features, side="right") - 1).tolist()))
+        rows = np.searchsorted(self.row_starts, features, side="right") - 1
+        return sorted(set(rows.tolist()))
 
     def features_of(self, samples: Iterable[int]) -> list[dict[str, Any]]:
         """Returns the training columns of all features of some samples, in that order.
@@ -220,6 +238,7 @@ class Samples:
         features = self.trained[self.indices(numbers)]
         if self.order is None and len(set(numbers)) == len(numbers):
             return features
+        # Features name their row, which is not the sample if a group has several rows or a sample occurs twice.
         rows = np.repeat(np.arange(len(numbers)), np.diff(self.starts)[numbers]).tolist()
         return [{**feature, "row": row} for feature, row in zip(features, rows, strict=True)]
 
@@ -262,7 +281,10 @@ class Truncation:
 
 
 def filled_batches(items: Iterable[Item], length: Callable[[Item], int], *, max_tokens: int) -> Iterator[list[Item]]:
-    """Yields batches of neighbours of at most ``max_tokens``, or one longer item."""
+    """Yields batches of neighbours of at most ``max_tokens``, or one longer item.
+
+    A limit of tokens bounds the memory of a step whatever the lengths are, which a number of rows does not.
+    """
     batch: list[Item] = []
     room = max_tokens
     for item in items:
@@ -294,12 +316,12 @@ def filling_order(lengths: ArrayLike, *, max_tokens: int) -> list[int]:
     have the same number of tokens, for which the products of layers are prepared once.
     """
     sizes = np.asarray(lengths, dtype=np.int64)
-    waiting: dict[int, deque[int]] = {}
+    waiting: dict[int, deque[int]] = {}  # length -> the indices of this length, the longest first
     for index in np.argsort(-sizes, kind="stable").tolist():
         waiting.setdefault(int(sizes[index]), deque()).append(index)
     order: list[int] = []
     while waiting:
-        room = max(max_tokens, next(iter(waiting)))
+        room = max(max_tokens, next(iter(waiting)))  # an item above the limit is a batch of its own
         for size in list(waiting):
             while size <= room and waiting[size]:
                 order.append(waiting[size].popleft())

@@ -1,6 +1,7 @@
 """Folds of cross-validation, with training and validation rows for each.
 
-``splits.divide`` divides the rows.
+Each row is held out in exactly one fold, and predicted by a model that did not see it. This holds only if rows that
+repeat each other are in one fold, so the rows are divided by groups (``splits.row_groups``, ``splits.divide``).
 """
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -76,6 +77,7 @@ def fold_splits(
     Raises:
         DataError: There are too few rows for the share.
     """
+    # Parts of one table share its features, so that the rows are tokenised once for all folds.
     held_out = tables.train.select_part(np.flatnonzero(folds.numbers == fold).tolist())
     train = tables.train.select_part(np.flatnonzero(folds.numbers != fold).tolist())
     validation = tables.validation
@@ -111,14 +113,14 @@ def make_folds(table: Rows, columns: Sequence[Column], *, count: int, seed: int)
         raise DataError(
             f"{table.source}: {count} folds would leave one empty, as a {group_type} is never divided. Set fewer folds"
         )
+    summary = f"{count} folds: "
     column = first_column(columns, *_SPREAD)
-    spread = ""
     if column is not None:
         if isinstance(column.type, ClassKind):
             _check_labels(strata, numbers, table.source)
         even = next(name for kind, name in _SPREAD.items() if isinstance(column.type, kind))
-        spread = f"{even} are spread evenly, "
-    summary = f"{count} folds: {spread}{_TOGETHER[group_type]} stay together"
+        summary += f"{even} are spread evenly, "
+    summary += f"{_TOGETHER[group_type]} stay together"
     folds = _folds_of([[key] for key in keys], numbers)
     divided = sum(len(folds[key]) > 1 for key in keys)
     if divided > 0:
@@ -139,9 +141,9 @@ def _folds_of(values: Iterable[Iterable[Hashable]], numbers: Numbers) -> dict[Ha
 def _check_labels(values: Sequence[Sequence[str]], numbers: Numbers, source: str) -> None:
     """Raises DataError if all rows of a label are in one fold."""
     folds = _folds_of(values, numbers)
-    alone = [
-        repr(label) for label in sorted({label for row in values for label in row}) if label and len(folds[label]) == 1
-    ]
+    names = sorted(set[str]().union(*values))
+    # The empty name is the stratum of rows without a label.
+    alone = [repr(name) for name in names if name and len(folds[name]) == 1]
     if alone:
         raise DataError(
             f"{source}: one fold would have all rows with the label {first_few(alone, _SHOWN)}, which its model could "

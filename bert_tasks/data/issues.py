@@ -1,7 +1,8 @@
 """The record of a problem of a row, the collection of these records, and functions for messages.
 
-Owns the wording ``file:line: what in column 'x': value. What to do.``, the limit on shown errors, and the wording of
-counts, lists and suggestions.
+All problems of a file are reported at once, because a user who corrects a file does not want to run the command once
+for each of its lines. This module owns the wording ``file:line: what in column 'x': value. What to do.``, the limit on
+shown errors, and the wording of counts, lists and suggestions.
 """
 
 import difflib
@@ -75,6 +76,7 @@ class RowIssue:
 
 
 def _with_hint(sentence: str, hint: str) -> str:
+    """Returns a sentence with the hint behind it, if there is one."""
     if not hint:
         return sentence
     return f"{sentence} {hint}"
@@ -113,7 +115,7 @@ class RowIssues(DataError):  # noqa: N818  (a collection)
         self._notes: dict[str, tuple[int, tuple[int, ...]]] = {}  # the same for notes and reasons to skip
 
     def add(self, source: str, issue: RowIssue) -> None:
-        """Adds an issue of a source."""
+        """Adds an issue of a source, or counts it if it is like one that was added before."""
         if issue.severity == "note":
             self._notes[issue.what] = _counted_line(self._notes.get(issue.what), issue.line)
             return
@@ -125,14 +127,16 @@ class RowIssues(DataError):  # noqa: N818  (a collection)
         if issue.severity == "unknown label":
             self.never_skipped += 1
         key = (source, issue.text)
+        # A file whose every line is wrong must not fill the memory with messages, so the rest is only counted.
         if key in self._entries or len(self._entries) < SHOWN:
             self._entries[key] = _counted_line(self._entries.get(key), issue.line)
 
     def extend(self, others: "RowIssues") -> None:
-        """Adds the problems of other files."""
+        """Adds the problems of other files, but not their notes, which belong to the rows of these files."""
         self.count += others.count
         self.never_skipped += others.never_skipped
         for key, (count, lines) in others._entries.items():
+            # The same file is read twice if it has training and validation rows. The lines of the first are enough.
             if key in self._entries:
                 known_count, known_lines = self._entries[key]
                 self._entries[key] = (known_count + count, known_lines)
@@ -156,8 +160,9 @@ class RowIssues(DataError):  # noqa: N818  (a collection)
 
     def __str__(self) -> str:
         heading = f"{counted(self.count, 'problem')} in the data. Fix these rows and run the command again"
-        advice = "" if self.never_skipped == self.count else self.advice
-        lines = [f"{heading}, or {advice}." if advice else f"{heading}."]
+        if self.advice and self.never_skipped < self.count:
+            heading += f", or {self.advice}"
+        lines = [f"{heading}."]
         shown = 0
         for (source, text), (count, entry_lines) in self._entries.items():
             shown += count
@@ -192,30 +197,39 @@ def _repetitions(count: int, other_lines: Sequence[int]) -> str:
 
 def end_sentence(text: str) -> str:
     """Returns the text with a full stop, unless it ends with a mark."""
-    return text if text.endswith((".", "?")) else f"{text}."
+    if text.endswith((".", "?")):
+        return text
+    return f"{text}."
 
 
 def suggestion(value: str, names: Iterable[str]) -> str | None:
     """Returns the known value closest in letter case, spaces, then spelling, or None."""
+    # Without the folding, difflib would find "positive" closer to "negative" than to "POSITIVE".
     by_folded = {name.strip().casefold(): name for name in names}
     folded = value.strip().casefold()
     if folded in by_folded:
         return by_folded[folded]
     close = difflib.get_close_matches(folded, by_folded, n=1, cutoff=0.6)
-    return by_folded[close[0]] if close else None
+    if not close:
+        return None
+    return by_folded[close[0]]
 
 
 def did_you_mean(value: str, names: Iterable[str]) -> str:
     """Returns a clause to append to a message, empty if no name is close."""
     meant = suggestion(value, names)
-    return "" if meant is None else f", did you mean {meant!r}?"
+    if meant is None:
+        return ""
+    return f", did you mean {meant!r}?"
 
 
 def nearest_or_all(word: str, names: Iterable[str]) -> str:
     """Returns the end of a message, with the most similar known word or all known words."""
     names = list(names)
     nearest = did_you_mean(word, names)
-    return f". Known names are {', '.join(names)}" if names and not nearest else nearest
+    if nearest or not names:
+        return nearest
+    return f". Known names are {', '.join(names)}"
 
 
 def missing_path(path: Path, noun: Literal["file", "folder"] = "file", *, pattern: str = "*") -> str:
@@ -233,8 +247,10 @@ def missing_path(path: Path, noun: Literal["file", "folder"] = "file", *, patter
         if path.parent.is_dir():
             names = (entry.name for entry in path.parent.glob(pattern) if entry.is_dir() == (noun == "folder"))
             return f"no such {noun}{did_you_mean(path.name, sorted(names))}"
+        folders: list[str] = []
         outer = path.parent.parent
-        folders = sorted(entry.name for entry in outer.iterdir() if entry.is_dir()) if outer.is_dir() else []
+        if outer.is_dir():
+            folders = sorted(entry.name for entry in outer.iterdir() if entry.is_dir())
     except OSError:  # a folder that may not be listed has nothing to suggest
         return f"no such {noun}"
     return f"no such {noun}. There is no folder {path.parent}{did_you_mean(path.parent.name, folders)}"
@@ -242,19 +258,27 @@ def missing_path(path: Path, noun: Literal["file", "folder"] = "file", *, patter
 
 def counted(count: int, noun: str) -> str:
     """Returns a count with its noun, such as ``1 row`` and ``2 rows``."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+    if count == 1:
+        return f"1 {noun}"
+    return f"{count} {noun}s"
 
 
 def first_few(items: Iterable[str], most: int) -> str:
     """Returns the first items, separated by commas, and ``...`` if there are more."""
-    shown = list(islice(items, most + 1))
-    return ", ".join(shown[:most]) + (", ..." if len(shown) > most else "")
+    shown = list(islice(items, most + 1))  # one more tells that there are more, without reading all of them
+    if len(shown) > most:
+        shown[most] = "..."
+    return ", ".join(shown)
 
 
 def shortened(value: object) -> str:
     """Returns a value as Python prints it, without its end if it is long."""
-    text = value if isinstance(value, str) else repr(value)
-    if len(text) <= _VALUE_WIDTH:
+    if not isinstance(value, str):
+        text = repr(value)
+        if len(text) <= _VALUE_WIDTH:
+            return text
+        return f"{text[:_VALUE_WIDTH]}... ({len(text)} characters)"
+    if len(value) <= _VALUE_WIDTH:
         return repr(value)
-    start = repr(text[:_VALUE_WIDTH]) if isinstance(value, str) else text[:_VALUE_WIDTH]
-    return f"{start}... ({len(text)} characters)"
+    # A text is cut before it is printed, so that no escape such as \n is cut in two.
+    return f"{value[:_VALUE_WIDTH]!r}... ({len(value)} characters)"

@@ -1,7 +1,8 @@
 """Known labels, in the spelling of a model.
 
-Owns the spelling that rows may have instead (ids, ``1`` for ``true``), values that mean "no label", and the problems of
-labels that a model does not know.
+The same label is written in several ways: as its id, as ``1`` by one tool and as ``true`` or ``1.0`` by another. This
+module owns the spellings that rows may have instead, values that mean "no label", and the problems of labels that a
+model does not know.
 """
 
 from collections import Counter
@@ -26,7 +27,8 @@ class KnownLabels:
     def __init__(self, labels: Iterable[str], names_of_ids: Mapping[str, str] = MappingProxyType({})) -> None:
         self.labels = tuple(dict.fromkeys(labels))
         self._names_of_ids = names_of_ids
-        # A number that one label alone spells -> the label, such as true for 1 and 2.0 for 2.
+        # A number that one label alone spells -> the label, such as true for 1 and 2.0 for 2. With the labels "1" and
+        # "01" the number 1 stands for neither.
         counts = Counter(map(label_value, self.labels))
         self._by_number: dict[float | None, str] = {}
         for label in self.labels:
@@ -57,6 +59,7 @@ class KnownLabels:
         return name
 
     def _spelled_name(self, name: str) -> str | None:
+        """Returns one label in its known spelling, or None for the id -1, which means hidden."""
         names = self._names_of_ids
         if names and name not in names.values():
             if name not in names and name != "-1":
@@ -92,7 +95,9 @@ class KnownLabels:
 def _unknown(noun: str, name: str, names: Collection[str]) -> RowIssue:
     """Returns the issue of an unknown label, with a suggestion."""
     meant = suggestion(name, names)
-    hint = f"Expected one of {first_few(names, 10)}." if meant is None else f"Did you mean {meant!r}?"
+    hint = f"Did you mean {meant!r}?"
+    if meant is None:
+        hint = f"Expected one of {first_few(names, 10)}."
     return RowIssue(what=f"unknown {noun}", hint=hint, value=name, severity="unknown label")
 
 
@@ -100,6 +105,9 @@ def known_tags(labels: Sequence[str]) -> tuple[str, ...]:
     """Returns the labels, and their types in IOB2, whatever the scheme is."""
     if not all(map(is_chunk_tag, labels)):
         return tuple(labels)
+    # The rows are converted to IOB2 before they are compared, whatever letters the labels of the model have.
     types = dict.fromkeys(label.partition("-")[2] for label in labels if "-" in label)
-    of_types = [f"{prefix}-{entity}" for entity in types for prefix in "BI"]
-    return tuple(dict.fromkeys([*labels, *of_types]))
+    tags = dict.fromkeys(labels)
+    for entity in types:
+        tags |= {f"B-{entity}": None, f"I-{entity}": None}
+    return tuple(tags)

@@ -1,11 +1,11 @@
 """Layouts, which turn the columns of a source into the columns of a task.
 
 A source may call a column otherwise, keep it inside of an object, spread it over several columns, or have another
-column from which it follows. Owns one function for each of these layouts. For the columns that a source has, it yields
-a step for each column of the task that the layout applies to. A step changes the cells of a batch. The steps are chosen
-once for a source that declares its columns, and else once for each set of columns that its rows have.
+column from which it follows. This module has one function for each of these layouts. For the columns that a source has,
+it yields a step for each column of the task that the layout applies to. A step changes the cells of a batch. The steps
+are chosen once for a source that declares its columns, and else once for each set of columns that its rows have.
 
-To add a layout, write such a function and name it in ``LAYOUTS``.
+To add a layout, write such a function and name it in ``LAYOUTS``. Most steps fill only what a row lacks.
 """
 
 import re
@@ -81,9 +81,15 @@ def holders(column: Column, name: str, present: Collection[str]) -> list[str]:
     """
     parts = column_parts(name)
     if name not in present and len(parts) > 1:
-        may_be_spread = isinstance(column.type, Labels | Choices) and set(parts) <= set(present)
-        return parts if may_be_spread else []
-    found = [each for each in dict.fromkeys((name, name.split(".")[0])) if each in present][:1]
+        if isinstance(column.type, Labels | Choices) and set(parts) <= set(present):
+            return parts
+        return []
+    found: list[str] = []
+    outer = name.split(".")[0]  # of ``document.text``, the column with the object
+    if name in present:
+        found.append(name)
+    elif outer in present:
+        found.append(outer)
     if isinstance(column.type, Choices):
         found += numbered_columns(name, present)
     return found
@@ -101,9 +107,12 @@ def unread_columns(columns: Sequence[Column], names: Mapping[str, str], usual: M
         names: The task's columns -> the source's columns, as set by the caller.
         usual: The same for columns that the caller does not set, if they have another name.
     """
+    # A name that the caller sets for two columns is meant, so only names that nobody set are given up.
     taken = set(names.values())
+    text: Column | None = None
     words = next((column for column in columns if isinstance(column.type, Words)), None)
-    text = None if words is None else derived_from(words, columns)
+    if words is not None:
+        text = derived_from(words, columns)
     unread = set()
     for column in columns:
         is_stated = column.required or column == text or column.name in names
@@ -117,18 +126,22 @@ def nested_cells(read: Names, present: Collection[str]) -> Iterator[Step]:
     for column in read.columns:
         for name in read.sources_of(column):
             first, *rest = name.split(".")
-            if rest and first in present:
+            if rest and first in present:  # a column "document.text" of a csv file has no column "document" beside it
                 yield partial(_unnest, name, first, rest)
 
 
 def _unnest(name: str, first: str, rest: Sequence[str], cells: Cells) -> list[RowIssue]:
-    found = [_member(cell, rest) for cell in cells[first]]
-    own = cells.get(name, found)
-    cells[name] = [inner if cell is MISSING else cell for cell, inner in zip(own, found, strict=True)]
+    """Fills the cells of a column from the objects in another, for rows that do not have it under its full name."""
+    column = list(cells.get(name, [MISSING] * len(cells[first])))
+    for row, cell in enumerate(cells[first]):
+        if column[row] is MISSING:
+            column[row] = _member(cell, rest)
+    cells[name] = column
     return []
 
 
 def _member(value: Any, keys: Sequence[str]) -> Any:
+    """Returns the value to which keys lead in nested objects, or ``MISSING``."""
     for key in keys:
         if not isinstance(value, Mapping) or key not in value:
             return MISSING
@@ -154,9 +167,12 @@ def _parts(name: str, present: Collection[str]) -> list[str]:
 
 
 def _join(name: str, parts: Sequence[str], kind: ColumnKind, cells: Cells) -> list[RowIssue]:
+    """Joins the cells of several columns, for rows that have all of them."""
+    # A layout copies a column before it changes it, because the batch shows its rows in messages.
     joined = list(cells.get(name, [MISSING] * len(cells[parts[0]])))
     issues: list[RowIssue] = []
-    for row, values in enumerate(zip(*(cells[part] for part in parts), strict=True)):
+    columns = [cells[part] for part in parts]
+    for row, values in enumerate(zip(*columns, strict=True)):
         if joined[row] is not MISSING or any(cell is MISSING for cell in values):
             continue
         try:
@@ -177,17 +193,25 @@ def _joined(cells: Mapping[str, Any], kind: ColumnKind) -> Any:
 
 
 def _is_empty(cell: Any) -> bool:
+    """Returns True for no cell, no value, and the empty text, which is how csv writes that there is none."""
     return cell is MISSING or cell is None or (isinstance(cell, str) and cell == "")
 
 
 def set_labels(cells: Mapping[str, Any]) -> list[str] | None:
-    """Returns the columns that have a 1."""
+    """Returns the columns that have a 1.
+
+    Raises:
+        CellError: A cell is neither 0 nor 1, in a row that has any value. An empty cell is no 0, because it may as well
+            mean that nobody looked.
+    """
     if all(map(_is_empty, cells.values())):
         return None
     labels = []
     for name, value in cells.items():
-        number = None if value is None else label_value(str(value))
-        if number not in (0.0, 1.0):
+        number = None
+        if value is not None:
+            number = label_value(str(value))
+        if number not in (0.0, 1.0):  # true and 1.0 are 1 for label_value, as pandas writes them
             error = CellError("neither 0 nor 1", "Write 1 where the label applies, and 0 elsewhere.")
             error.issue = error.issue.at(name, value)
             raise error
@@ -198,6 +222,7 @@ def set_labels(cells: Mapping[str, Any]) -> list[str] | None:
 
 def _filled_choices(cells: Mapping[str, Any]) -> dict[str, list[Any]]:
     """Returns the choices with the names of their columns. Empty columns at the end are no choices."""
+    # Questions of one file may have three or four choices. A hole between two choices stays, because labels count it.
     filled = [number for number, value in enumerate(cells.values(), start=1) if not _is_empty(value)]
     names = list(cells)[: max(filled, default=0)]
     return {"text": [cells[name] for name in names], "label": names}
@@ -215,10 +240,11 @@ def numbered_choices(read: Names, present: Collection[str]) -> Iterator[Step]:
 
 
 def _join_numbered(name: str, numbered: Sequence[str], cells: Cells) -> list[RowIssue]:
+    """Makes the choices of a row from its columns of single choices, unless it has a list of choices."""
     issues: list[RowIssue] = []
     joined = list(cells.get(name, [MISSING] * len(cells[numbered[0]])))
     for row, cell in enumerate(joined):
-        names = [each for each in numbered if cells[each][row] is not MISSING]
+        names = [each for each in numbered if cells[each][row] is not MISSING]  # rows of JSON lines may lack some
         has_value = cell is not None and cell is not MISSING
         if has_value or len(names) < 2:
             continue
@@ -252,13 +278,17 @@ def joined_words(read: Names, present: Collection[str]) -> Iterator[Step]:
 
 
 def _join_words(name: str, cells: Cells) -> list[RowIssue]:
+    """Replaces lists of words in a column by texts."""
     if name in cells:
         cells[name] = [_text_of_words(cell) for cell in cells[name]]
     return []
 
 
 def _text_of_words(cell: Any) -> Any:
-    words = cell.tolist() if hasattr(cell, "tolist") else cell
+    """Returns the text of a list of words, and any other cell as it is."""
+    words = cell
+    if hasattr(words, "tolist"):  # pandas has lists of parquet files as arrays of NumPy
+        words = words.tolist()
     if isinstance(words, list | tuple) and len(words) > 0 and all(isinstance(word, str) for word in words):
         return " ".join(words)
     return cell
@@ -272,7 +302,12 @@ def other_names(read: Names, present: Collection[str]) -> Iterator[Step]:
 
 
 def _read_others(read: Names, moved: Sequence[Column], cells: Cells) -> list[RowIssue]:
+    """Moves cells from the other names of columns to their names, for rows that have the other name only.
+
+    The cells are moved and not copied, because the other name may be that of another column of the task.
+    """
     unread = unread_columns(read.columns, read.others, {})
+    # Two columns may have exchanged their names, so all cells are taken as they were before the first move.
     given, read_twice = dict(cells), Cells()
     for column in moved:
         name, other = read.source_of(column), read.others[column.name]
@@ -299,19 +334,23 @@ def text_of_sentences(read: Names, present: Collection[str]) -> Iterator[Step]:
 
 
 def _text_of_sentences(cell: Any) -> Any:
+    """Returns the text of a list of sentences, or ``MISSING`` if the cell holds none."""
     try:
         sentences = KINDS["texts"].parse(cell)
     except CellError:  # reading the column of sentences reports it
         return MISSING
-    return MISSING if sentences is None else "\n".join(sentences)
+    if sentences is None:
+        return MISSING
+    return "\n".join(sentences)
 
 
 def words_of_text(read: Names, present: Collection[str]) -> Iterator[Step]:
-    """Cuts a text into words."""
+    """Cuts a text into words, for a task that reads words and a row that has none."""
     yield from _derived(read, Words, _words_of_text)
 
 
 def _words_of_text(cell: Any) -> Any:
+    """Returns the words of a text, or ``MISSING`` for a cell that is no text."""
     if not isinstance(cell, str):
         return MISSING
     return [cell[start:end] for start, end in word_spans(cell)]
@@ -326,13 +365,15 @@ def _derived(read: Names, kind: type[ColumnKind], derive: Callable[[Any], Any]) 
 
 
 def _derive(name: str, source: str, derive: Callable[[Any], Any], cells: Cells) -> list[RowIssue]:
+    """Fills the cells of a column that have no value from those of another column."""
     if source not in cells:
         return []
     column = list(cells.get(name, [MISSING] * len(cells[source])))
     for row, cell in enumerate(cells[source]):
-        if column[row] is not MISSING and column[row] is not None:
+        has_value = column[row] is not MISSING and column[row] is not None
+        if has_value or cell is MISSING:
             continue
-        derived = MISSING if cell is MISSING else derive(cell)
+        derived = derive(cell)
         if derived is not MISSING:
             column[row] = derived
     cells[name] = column
@@ -344,15 +385,24 @@ def entity_tags(read: Names, present: Collection[str]) -> Iterator[Step]:
 
     Without a text the spans count the characters of all words with a space between them.
     """
-    spans, tags, words, text = (read.first(kind) for kind in (Spans, Tags, Words, Text))
-    if spans is None or tags is None or words is None or text is None:
-        return
-    names = (read.source_of(spans), read.source_of(tags), read.source_of(words), read.source_of(text))
-    if holders(spans, names[0], present):
-        yield partial(_tag_entities, *names)
+    names = []
+    for kind in (Spans, Tags, Words, Text):
+        column = read.first(kind)
+        if column is None:
+            return
+        if kind is Spans and not holders(column, read.source_of(column), present):
+            return
+        names.append(read.source_of(column))
+    spans, tags, words, text = names
+    yield partial(_tag_entities, spans, tags, words, text)
 
 
 def _tag_entities(spans: str, tags: str, words: str, text: str, cells: Cells) -> list[RowIssue]:
+    """Replaces words and tags of the rows that have spans.
+
+    Columns that are not there are read as missing. An error of a row names the column that causes it, because a user
+    corrects a text elsewhere than its spans.
+    """
     rows = len(cells[spans])
     columns = {name: list(cells.get(name, [MISSING] * rows)) for name in (tags, words, text)}
     issues: list[RowIssue] = []
@@ -360,6 +410,7 @@ def _tag_entities(spans: str, tags: str, words: str, text: str, cells: Cells) ->
         if _is_empty(cell):
             continue
         try:
+            # The layouts run before the columns are converted, so the cells are still those of the source.
             text_of_row = _parsed("text", text, columns[text][row])
             words_of_row = _parsed("words", words, columns[words][row])
             given = _parsed("tags", tags, columns[tags][row])
@@ -401,7 +452,8 @@ def _tags_of(cell: Any, words: Sequence[str], text: str | None) -> tuple[list[st
 
 
 Layout = Callable[[Names, Collection[str]], Iterator[Step]]
-# In the order in which their steps run.
+# In the order in which their steps run. Values are found first and derived then, and the spans come last, because they
+# need the words of the text.
 LAYOUTS: list[Layout] = [
     nested_cells,
     several_columns,

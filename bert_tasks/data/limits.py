@@ -20,9 +20,18 @@ _FILE_ADVICE = "Split it into rows, such as one JSON object per line"
 
 
 def too_large(subject: str, limit: int, unit: str = "characters", *, advice: str | None = None) -> DataError:
-    """Returns the error for a row, or for a part that is read as a whole, above its limit."""
-    if advice is None:
-        advice = _ROW_ADVICE if limit == LARGEST_ROW else _FILE_ADVICE
+    """Returns the error for a row, or for a part that is read as a whole, above its limit.
+
+    Args:
+        subject: What is too large, with its place.
+        limit: The limit.
+        unit: The unit of the limit.
+        advice: What to do. Default: the advice for a row, or for a file that is read as a whole.
+    """
+    if advice is None and limit == LARGEST_ROW:
+        advice = _ROW_ADVICE
+    elif advice is None:
+        advice = _FILE_ADVICE
     return DataError(f"{subject} has more than {limit:,} {unit}. {advice}")
 
 

@@ -1,4 +1,4 @@
-"""The options with which rows are read, stated once."""
+"""The options with which rows are read, which the command line, recipes and public functions share."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -81,9 +81,10 @@ class ReadOptions:
         Raises:
             UsageError: An argument is unknown. The message suggests a similar one.
         """
+        # Python checks the names of its own parameters, but not the keys of a TypedDict in ``**arguments``.
         options = ReadingArguments.__annotations__
-        unknown = next((name for name in arguments if name not in options), None)
-        if unknown is not None:
-            hint = did_you_mean(unknown, {**signature(function).parameters, **options})
-            raise UsageError(f"{function.__name__}: unknown argument '{unknown}'{hint}")
+        for name in arguments:
+            if name not in options:
+                hint = did_you_mean(name, {**signature(function).parameters, **options})
+                raise UsageError(f"{function.__name__}: unknown argument '{name}'{hint}")
         return cls(**arguments, document=document)

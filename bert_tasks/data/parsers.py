@@ -1,7 +1,7 @@
 """Parsers of csv, tsv, text, JSON and SQuAD files, and of Arrow tables (``conll`` and ``formats`` have the others).
 
-They yield rows before any value is checked. Owns text files with byte order marks, encodings and gzip, whose rows are
-limited as they are read.
+They yield rows before any value is checked. This module also opens text files with byte order marks, encodings and
+gzip, whose rows are limited as they are read, because a quote that is never closed makes one row of the rest of a file.
 """
 
 import codecs
@@ -84,7 +84,7 @@ class RowLines(Iterator[str]):
         if self._ahead:
             line, self._ahead = self._ahead, ""
             return line
-        line = self._file.readline(self._room + 1)
+        line = self._file.readline(self._room + 1)  # one character more tells a line that is too long
         if line == "":
             raise StopIteration
         self._room -= max(len(line), _SHORTEST_LINE)
@@ -109,6 +109,7 @@ class RowLines(Iterator[str]):
         return text
 
     def _too_large(self) -> DataError:
+        """Returns the error of a file or of a row that is larger than its limit."""
         if self._limit == limits.LARGEST_WHOLE:
             return too_large(f"{self._path}: the file", self._limit)
         return too_large(f"{self._path}:{self._first_line}: the row that begins here", self._limit)
@@ -135,9 +136,9 @@ def begins_array(file: "io.TextIOWrapper[io.BufferedReader]") -> bool:
 
 def check_is_text(start: bytes, path: Path) -> None:
     """Raises `DataError` if a file begins as another kind of file does."""
-    kind = next((kind for mark, kind in _NO_TEXT.items() if start.startswith(mark)), None)
-    if kind is not None:
-        raise DataError(f"{path}: {kind}")
+    for mark, kind in _NO_TEXT.items():
+        if start.startswith(mark):
+            raise DataError(f"{path}: {kind}")
 
 
 @contextmanager
@@ -147,7 +148,9 @@ def open_text(path: Path, *, encoding: str | None, newline: str) -> Iterator["io
     Undecodable bytes become surrogates, to be reported. A byte order mark takes precedence over ``encoding``. Without
     both it is utf-8. A file that is compressed with gzip is decompressed as it is read, whatever its name.
     """
-    codec = _UTF8 if encoding is None or encoding.lower().replace("_", "-") in ("utf-8", "utf8") else encoding
+    codec = _UTF8
+    if encoding is not None and encoding.lower().replace("_", "-") not in ("utf-8", "utf8"):
+        codec = encoding
     try:
         "".encode(codec)  # also rejects codecs that are not for text, such as base64
     except (LookupError, ValueError) as error:
@@ -181,6 +184,7 @@ def json_rows(lines: Iterator[str], path: Path) -> Iterator[Record]:
         blank, first = blank + 1, next(lines, "")
     if first.lstrip().startswith("["):
         try:
+            # The blank lines are put back, so that an error has the right number of its line.
             array = json.loads("\n" * blank + first + joined(lines))
         except json.JSONDecodeError as error:
             problem = f"a JSON array that is not valid at column {error.colno} ({error.msg})"
@@ -203,6 +207,7 @@ def json_rows(lines: Iterator[str], path: Path) -> Iterator[Record]:
 
 
 def _object_record(number: int, value: Any, raw: str) -> Record:
+    """Returns the row of a JSON value, which must be an object."""
     if isinstance(value, dict):
         return Record(number, value)
     return Record.unusable(number, f'expected an object such as {{"text": "..."}}, not {value!r:.60}', raw=raw)
@@ -254,6 +259,7 @@ def _in_memory_parts(rows: Any) -> Iterator[Any]:
 
 def _expanded_size(rows: Any) -> int:
     """Returns an upper limit of the bytes of some rows, each with its own copy of a value in a dictionary."""
+    # Python has a copy of a value for each row, but Arrow stores a value of a dictionary once.
     size: int = rows.nbytes
     for column in rows.columns:
         for chunk in getattr(column, "chunks", [column]):
@@ -268,23 +274,30 @@ def _named(value: Any, names: list[str]) -> Any:
         return [_named(item, names) for item in value]
     if value is None or value == -1:
         return None
-    return names[value] if 0 <= value < len(names) else value
+    if not 0 <= value < len(names):
+        return value
+    return names[value]
 
 
 def schema_class_names(schema: Any) -> Mapping[str, list[str]]:
     """Returns the columns of class ids -> their names, if ``datasets`` wrote them into an Arrow schema."""
     if schema.metadata is None or b"huggingface" not in schema.metadata:
         return {}
-    from datasets import Features
+    from datasets import Features  # here, because the import takes more than a second
 
     return _class_names(Features.from_arrow_schema(schema))
 
 
 def _class_names(features: Mapping[str, Any]) -> Mapping[str, list[str]]:
+    """Returns the columns of class ids -> their names, also of lists of ids."""
     from datasets import ClassLabel
 
-    inner = {name: getattr(feature, "feature", feature) for name, feature in features.items()}
-    return {name: list(feature.names) for name, feature in inner.items() if isinstance(feature, ClassLabel)}
+    names = {}
+    for name, feature in features.items():
+        inner = getattr(feature, "feature", feature)  # the feature of a list's items
+        if isinstance(inner, ClassLabel):
+            names[name] = list(inner.names)
+    return names
 
 
 TEXT, SENTENCES = "text", "sentences"  # the columns that the lines are
@@ -311,7 +324,8 @@ def text_rows(lines: Iterable[str], document: Document | None = None) -> Iterato
         if sentence and document == "line":
             yield Record(number, {TEXT: sentence})
         elif sentence:
-            first = first if sentences else number
+            if not sentences:
+                first = number
             sentences.append(sentence)
         elif sentences and document == "blank-line":
             yield Record(first, {TEXT: "\n".join(sentences), SENTENCES: sentences})
@@ -322,7 +336,7 @@ def text_rows(lines: Iterable[str], document: Document | None = None) -> Iterato
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Lines of cells.
+    """The parser of a table in a text file.
 
     Attributes:
         path: Name of the file in messages.
@@ -350,8 +364,9 @@ class Table:
         Raises:
             DataError: The file is empty, or its first line cannot name columns.
         """
-        split = self._quoted_rows if self.quoted else self._plain_rows
-        rows = split(lines, first_line)
+        rows = self._plain_rows(lines, first_line)
+        if self.quoted:
+            rows = self._quoted_rows(lines, first_line)
         first = next(rows, None)
         if first is None:
             raise DataError(
@@ -363,22 +378,25 @@ class Table:
             raise DataError(f"{self.path}:1: the first line cannot be read ({error})") from error
         check_column_count(len(cells), f"{self.path}:1")
         has_names = self.header and (not self.headless or cells[0] == "index")
+        widest = "header"
         if has_names:
             self._check_header(cells)
             columns = tuple(cells)
         else:
-            columns = self.headless if self.headless else tuple(map(str, range(len(cells))))
-            rows = chain([first], rows)
-        widest = "header" if has_names or self.headless else "first line"
+            columns = self.headless
+            if not columns:
+                columns, widest = tuple(map(str, range(len(cells)))), "first line"
+            rows = chain([first], rows)  # the first line is a row, too
         return Batches(columns, self._batches(lines, rows, columns, widest, most))
 
     def _check_header(self, cells: Sequence[str]) -> None:
-        undecodable = next((cell for cell in cells if not is_encodable(cell)), None)
-        if undecodable is not None:
-            raise DataError(
-                f"{self.path}:1: the column name {undecodable!r} has bytes that are not valid in the encoding. Set the "
-                f"file's encoding ({argument('encoding', 'cp1252')}), {ENCODING_EXAMPLE}"
-            )
+        """Raises DataError if a first line cannot name columns."""
+        for cell in cells:
+            if not is_encodable(cell):
+                raise DataError(
+                    f"{self.path}:1: the column name {cell!r} has bytes that are not valid in the encoding. Set the "
+                    f"file's encoding ({argument('encoding', 'cp1252')}), {ENCODING_EXAMPLE}"
+                )
         twice = sorted(repr(name) for name, count in Counter(cells).items() if name != "" and count > 1)
         if twice:
             names = ", ".join(twice)
@@ -391,7 +409,7 @@ class Table:
         row instead of a part of the cell.
         """
         reader = csv.reader(lines, delimiter=self.delimiter, strict=True)
-        while True:
+        while True:  # a loop over the reader would end at the first error
             line = reader.line_num + first_line
             try:
                 cells = next(reader, None)
@@ -418,7 +436,7 @@ class Table:
         numbers, waiting, faulty, size = list[int](), list[list[Any]](), dict[int, Record](), 0
         row: list[Any]
         for line, cells, error in rows:
-            lines.begin_row()
+            lines.begin_row()  # the reader has taken the lines of this row, and those of the next one follow
             if len(cells) != width:
                 faulty[len(numbers)] = self._faulty(line, cells, error, columns, widest)
                 row = absent
@@ -454,6 +472,7 @@ def _table_batch(
     numbers: list[int], rows: list[list[Any]], columns: tuple[str, ...], faulty: Mapping[int, Record]
 ) -> Batch:
     """Returns the batch of some rows. The cells of faulty rows are missing."""
+    # The rows are turned into columns in one call, which is much faster than a dict for each row.
     cells = dict(zip(columns, map(list, zip(*rows, strict=True)), strict=True))
     if not faulty:
         return Batch(lines=numbers, cells=cells)
@@ -502,8 +521,10 @@ def squad_rows(lines: Iterator[str], path: Path) -> Iterator[Record]:
                 number += 1
                 sources = {"title": article, "context": paragraph, "question": question, "answers": question}
                 cells = {column: source[column] for column, source in sources.items() if column in source}
-                name = str(question["id"]) if "id" in question else None
-                cells |= {} if name is None else {"id": name}
+                name = None
+                if "id" in question:
+                    name = cells["id"] = str(question["id"])
+                # SQuAD 2.0 has plausible answers to impossible questions under another name. ``answers`` is empty then.
                 if question.get("is_impossible") is not True:
                     yield Record(number, cells, name=name)
                 elif cells.get("answers"):
@@ -515,9 +536,10 @@ def squad_rows(lines: Iterator[str], path: Path) -> Iterator[Record]:
 
 def _members(parent: Any, name: str, path: Path, location: str) -> Iterator[tuple[dict[str, Any], str]]:
     """Yields the objects in a list with locations such as ``data[0].paragraphs[3]``."""
-    inside = f"{location}.{name}" if location else name
+    inside, hint = name, ". Read one object a line, such as {\"question\": ...}, as format = 'jsonl'"
+    if location:
+        inside, hint = f"{location}.{name}", ""  # deeper in the file it surely is SQuAD's nesting
     if not isinstance(parent, dict) or not isinstance(parent.get(name), list):
-        hint = "" if location else ". Read one object a line, such as {\"question\": ...}, as format = 'jsonl'"
         raise DataError(f"{path}: no list {inside!r}, which SQuAD's JSON has{hint}")
     for number, member in enumerate(parent[name]):
         if not isinstance(member, dict):

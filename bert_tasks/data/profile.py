@@ -1,6 +1,9 @@
 """Profiles of columns, with counts, lengths, numbers and names.
 
-Owns the figures by which tasks recognise their columns, and the description of a column for people.
+`init` writes a recipe for a file that it has never seen, so each task must recognise its columns by their values. This
+module owns the figures by which tasks do so, and the description of a column for people. A figure is a share of the
+cells that have a value, because files have holes. All rules are heuristics, and their thresholds are chosen so that the
+usual data sets of each task are recognised.
 """
 
 import math
@@ -11,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bert_tasks.data.cells import label_parts, label_value, list_in_cell
-from bert_tasks.data.issues import counted
+from bert_tasks.data.issues import counted, first_few
 
 MOST_CLASSES = 20  # more distinct numbers than this are amounts
 SEPARATORS = (";", "|", ",")  # of several labels in a cell, in the order in which they are tried
@@ -26,6 +29,7 @@ _TIME = r".{0,20}\b\d\d?:\d\d:\d\d\b.{0,16}"  # with a date and a time zone in a
 _REFERENCE = re.compile(rf"(https?://|www\.)\S+|{_DATE}([T ]\d\d:\d\d.{{0,16}})?|{_TIME}")
 _MOST_REFERENCES = 0.9
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
+# Not ``float``, which also reads "nan", "infinity" and "1_000".
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 
 
@@ -66,11 +70,12 @@ class ColumnProfile:
 
     @property
     def known(self) -> str:
-        """The name in a normal form."""
+        """The name without outer spaces and in lower case, to compare it with usual names."""
         return self.name.strip().lower()
 
     @property
     def is_number(self) -> bool:
+        """True if all values are numbers."""
         return self.numbers == 1.0
 
     @property
@@ -91,11 +96,13 @@ class ColumnProfile:
 
     @property
     def is_text(self) -> bool:
+        """True if the values have three words or more on average, and differ."""
         return self.words >= 3 and not self.is_number and self.nested == 0 and self.distinct > 1
 
     @property
     def is_classes(self) -> bool:
-        """True if few short values repeat."""
+        """True if few short values repeat, as the names of classes do."""
+        # Names of many classes are still classes, but many different numbers are ratings or amounts.
         few = self.distinct <= MOST_CLASSES or (not self.is_number and self.distinct <= self.rows / 10)
         return few and self.is_repeated
 
@@ -108,12 +115,12 @@ class ColumnProfile:
     @property
     def is_sets(self) -> bool:
         """True if names repeat in other sets, several in some cells, or lists of them."""
-        return (
-            (self.sets > 0 or self.lists > 0) and not self.repeats and _come_back(self.names, self.distinct, self.rows)
-        )
+        has_sets = self.sets > 0 or self.lists > 0
+        return has_sets and not self.repeats and _come_back(self.names, self.distinct, self.rows)
 
     @property
     def is_amount(self) -> bool:
+        """True for numbers that a regression may learn, which are neither ids nor numbers of classes."""
         return self.is_number and not self.is_id and self.distinct > 2 and not self.is_classes
 
     @property
@@ -124,20 +131,23 @@ class ColumnProfile:
         classes of their own, such as negative, neutral and positive.
         """
         values = {value for value, _ in self.common}
+        # Beside "+" a "-" is a class, as in data of sentiment.
         if "-" in values and "+" not in values and len(values) > 2 and self.numbers == 0:
             return "-"
         if self.is_number and self.low == -1 and self.high == self.distinct - 2 and self.high > 1:
-            return next((value for value in values if label_value(value) == -1), None)
+            return next((value for value in values if label_value(value) == -1), None)  # as written, such as "-1.0"
         return None
 
     def counts(self) -> str:
-        """The most frequent values with their counts."""
+        """Returns the most frequent values with their counts."""
         return listed([f"{value} {count}" for value, count in self.common])
 
     def described_as_text(self) -> str:
+        """Returns the number of texts and their mean length, for people."""
         return f"{counted(self.distinct, 'different text')} of {self.words:.0f} words on average"
 
     def described(self) -> str:
+        """Returns what the column holds, for people who look for the column to name."""
         if self.filled == 0:
             return "empty"
         if self.has_decimal_commas:
@@ -165,13 +175,29 @@ def profile(name: str, values: Sequence[Any], separator: str | None = None) -> C
     """
     cells = [value for value in values if value is not None and value != ""]
     filled = _only_values(cells)
-    texts = [str(value) for value in filled]
+    texts = list(map(str, filled))
     counts = Counter(texts)
-    lengths = [len(_WORD.findall(text)) for text in texts]
-    numbers = [float(text) for text in texts if _NUMBER.fullmatch(text.strip())]
-    tried = SEPARATORS if separator is None else (separator,)
+    words = 0
+    numbers: list[float] = []
+    references = 0
+    for text in texts:
+        words += len(_WORD.findall(text))
+        stripped = text.strip()
+        if _NUMBER.fullmatch(stripped):
+            numbers.append(float(text))
+        if _REFERENCE.fullmatch(stripped):
+            references += 1
+    nested, lists, repeats = 0, 0, False
+    for value in filled:
+        items = _list_of(value)
+        nested += isinstance(value, list | dict)
+        lists += items is not None
+        repeats = repeats or _repeats(items)
+    tried: Sequence[str] = SEPARATORS
+    if separator is not None:
+        tried = (separator,)
     separator, sets = _name_sets(filled, tried, distinct=len(counts), rows=len(values))
-    if filled is not cells:
+    if filled is not cells:  # lists of one value each, which is no set even if it holds a separator
         sets = [[text] for text in texts]
     return ColumnProfile(
         name=name,
@@ -179,18 +205,18 @@ def profile(name: str, values: Sequence[Any], separator: str | None = None) -> C
         filled=len(filled),
         distinct=len(counts),
         common=tuple((text, count) for text, count in counts.most_common() if len(text) <= _LONGEST_NAME),
-        words=sum(lengths) / len(lengths) if lengths else 0.0,
+        words=_share(words, filled),
         numbers=_share(len(numbers), filled),
         low=min(numbers, default=0.0),
         high=max(numbers, default=0.0),
-        decimals=len(numbers) == len(texts) and any(not number.is_integer() for number in numbers),
+        decimals=len(numbers) == len(texts) and not all(map(float.is_integer, numbers)),
         sets=_share(sum(len(names) > 1 for names in sets), filled),
         names=_different(sets),
         separator=separator,
-        references=_share(sum(_REFERENCE.fullmatch(text.strip()) is not None for text in texts), filled),
-        nested=_share(sum(isinstance(value, list | dict) for value in filled), filled),
-        lists=_share(sum(_list_of(value) is not None for value in filled), filled),
-        repeats=any(_repeats(_list_of(value)) for value in filled),
+        references=_share(references, filled),
+        nested=_share(nested, filled),
+        lists=_share(lists, filled),
+        repeats=repeats,
         empty=sum(map(is_empty, values)),
     )
 
@@ -201,21 +227,26 @@ def pieces(text: str) -> int:
 
 
 def percentile(lengths: Sequence[int]) -> int:
-    """Returns the length that 95 of 100 lengths do not exceed."""
-    return sorted(lengths)[math.ceil(0.95 * len(lengths)) - 1] if lengths else 0
+    """Returns the length that 95 of 100 lengths do not exceed, or 0 if there are none."""
+    if not lengths:
+        return 0
+    return sorted(lengths)[math.ceil(0.95 * len(lengths)) - 1]
 
 
 def listed(parts: Sequence[str]) -> str:
-    """Returns the first few, with commas."""
-    return ", ".join([*parts[:_SHOWN], *(["..."] if len(parts) > _SHOWN else [])])
+    """Returns the first few parts for a description, with commas between them."""
+    return first_few(parts, _SHOWN)
 
 
 def _only_values(cells: Sequence[Any]) -> Sequence[Any]:
     """Returns the values of lists if each list has exactly one, such as ``["joy"]``."""
-    lists = [_list_of(cell) for cell in cells]
-    values = [cell[0] for cell in lists if cell is not None and len(cell) == 1]
-    are_plain = all(isinstance(value, str | int | float) for value in values)
-    return values if len(values) == len(cells) and are_plain else cells
+    values = []
+    for cell in cells:
+        items = _list_of(cell)
+        if items is None or len(items) != 1 or not isinstance(items[0], str | int | float):
+            return cells
+        values.append(items[0])
+    return values
 
 
 def _name_sets(
@@ -223,10 +254,15 @@ def _name_sets(
 ) -> tuple[str, list[list[str]]]:
     """Returns the first separator of cells into repeated names, and the names, if any."""
     for separator in separators:
-        sets = [_names(value, separator) for value in values]
-        names = [cell for cell in sets if cell is not None]
-        if len(names) < len(sets) or (separator == "," and _are_decimals(names)):
+        names = []
+        for value in values:
+            cell = _names(value, separator)
+            if cell is not None:
+                names.append(cell)
+        # One cell that is no set of names, such as a sentence, means that the column holds no sets.
+        if len(names) < len(values) or (separator == "," and _are_decimals(names)):
             continue
+        # Sentences have commas, too. Names repeat in several combinations, and parts of sentences do not.
         come_back = any(len(cell) > 1 for cell in names) and _come_back(_different(names), distinct, rows)
         if come_back or len(separators) == 1 or all(_list_of(value) is not None for value in values):
             return separator, names
@@ -235,18 +271,28 @@ def _name_sets(
 
 def _names(value: Any, separator: str) -> list[str] | None:
     """Returns the names in a cell of a set, or None for another cell."""
-    parts = value if isinstance(value, list) else label_parts(str(value), separator)
-    names = [str(name).strip() for name in parts if isinstance(name, str | int)]
-    if len(names) < len(parts) or any(len(name) > _LONGEST_NAME for name in names):
-        return None
-    return [name for name in dict.fromkeys(names) if name != ""]
+    parts = value
+    if not isinstance(parts, list):
+        parts = label_parts(str(value), separator)
+    names: dict[str, None] = {}
+    for part in parts:
+        if not isinstance(part, str | int):
+            return None
+        name = str(part).strip()
+        if len(name) > _LONGEST_NAME:
+            return None
+        if name != "":
+            names[name] = None
+    return list(names)
 
 
 def _different(sets: Sequence[Sequence[str]]) -> tuple[str, ...]:
-    return tuple(sorted({name for names in sets for name in names}))
+    """Returns the distinct names in sets, sorted."""
+    return tuple(sorted(set[str]().union(*sets)))
 
 
 def _come_back(names: Sequence[str], distinct: int, rows: int) -> bool:
+    """Returns True if there are fewer names than combinations of them, each in several rows on average."""
     return 2 <= len(names) <= min(distinct, max(2, rows / 5))
 
 
@@ -263,17 +309,23 @@ def is_empty(value: Any) -> bool:
 
 
 def _repeats(values: list[Any] | None) -> bool:
+    """Returns True if a list has a value twice."""
     if values is None:
         return False
-    texts = [str(value) for value in values]
-    return len(set(texts)) < len(texts)
+    return len(set(map(str, values))) < len(values)
 
 
 def _list_of(value: Any) -> list[Any] | None:
+    """Returns a list, also one that a text holds, or None."""
+    if isinstance(value, list):
+        return value
     if isinstance(value, str):
         return list_in_cell(value)
-    return value if isinstance(value, list) else None
+    return None
 
 
 def _share(count: int, of: Sequence[Any]) -> float:
-    return count / len(of) if of else 0.0
+    """Returns a count as a share of some values. It is 0 if there are none."""
+    if not of:
+        return 0.0
+    return count / len(of)

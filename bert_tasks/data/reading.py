@@ -1,8 +1,8 @@
 """Reading of rows from any source: files, data sets of the hub, tables and rows in memory.
 
-Owns ``read``, through which all rows pass, and the names of a model's training data for data that are read later. Files
-are streamed into a memory-mapped Arrow file, so memory does not grow with them. An unchanged file that is read in the
-same way is not parsed again. pandas need not be installed.
+All rows pass through ``read``: a format parses the source into batches, a conversion checks each value and gives it the
+task's names, and the result is stored. Files are streamed into a memory-mapped Arrow file, so memory does not grow with
+them. An unchanged file that is read in the same way is not parsed again. pandas need not be installed.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -33,6 +33,12 @@ from bert_tasks.errors import DataError
 from bert_tasks.storage import check_path, sha256_file, sha256_json
 
 _VERSION = 7  # part of the cache's key and of the fingerprint. Raise it when reading changes
+_DEFAULTS: Mapping[str, Any] = {
+    "columns": {},
+    "encoding": "utf-8",
+    "header": True,
+    "label_separator": LABEL_SEPARATOR,
+}
 
 
 class Frame(Protocol):
@@ -98,12 +104,13 @@ def read(
         return _read_hub(source, columns, options, labels=labels, cache_dir=cache_dir, **how)
     if isinstance(source, str | Path):
         return _read_file(Path(source), columns, options, labels=labels, cache_dir=cache_dir, name=name, **how)
-    where = "rows" if name is None else name
+    if name is None:
+        name = "rows"
     conversion = conversion_of(columns, options, others=others, labels=labels, **how)
-    batches = rows_in_memory(source, columns, where)
+    batches = rows_in_memory(source, columns, name)
     if options.split_column is not None:
-        batches = of_split(batches, options.split_column, options.split, where)
-    return _read_memory(batches, conversion, where, may_be_empty=not require_labels)
+        batches = of_split(batches, options.split_column, options.split, name)
+    return _read_memory(batches, conversion, name, may_be_empty=not require_labels)
 
 
 def _read_file(
@@ -117,31 +124,34 @@ def _read_file(
     require_labels: bool,
     **how: Any,
 ) -> Rows:
+    """Reads a file, or opens the rows that an earlier reading stored."""
     path = existing_file(source)
-    separator = LABEL_SEPARATOR if options.label_separator is None else options.label_separator
     format = file_format(options.format, path, columns)
     if require_labels and options.document is None:
         options = replace(options, document="blank-line")
     if name is None:
         name = _shown_path(path)
     conversion = conversion_of(columns, options, format=format, labels=labels, require_labels=require_labels, **how)
-    described: Any
+    described: Any  # all that the checks of the values depend on, as plain values for the key
     if isinstance(columns, Mapping):
         described = [require_labels, {task: asdict(head) for task, head in columns.items()}]
     else:
         described = [asdict(field) for field in conversion.fields]
-    parsing = asdict(options) | {
-        "columns": {} if options.columns is None else options.columns,
-        "encoding": "utf-8" if options.encoding is None else options.encoding,
-        "header": options.header is not False,
-        "label_separator": separator,
-        "format": format.name,
-        "document": options.document if format.has_documents else None,
-    }
+    # A default that is stated is the same reading, and what does not apply to the format changes nothing. So neither
+    # may lead to another key.
+    parsing = asdict(options)
+    for option, default in _DEFAULTS.items():
+        if parsing[option] is None:
+            parsing[option] = default
+    parsing["format"] = format.name
+    if not format.has_documents:
+        parsing["document"] = None
     fingerprint = sha256_json(_digests(path, format), parsing, described, labels, how, _VERSION)
 
     def write(target: Path) -> tuple[str, ...]:
-        columns_to_read = None if format.is_text else _columns_to_read(conversion, options)
+        columns_to_read = None
+        if not format.is_text:
+            columns_to_read = _columns_to_read(conversion, options)
         with format.open(path, options, columns_to_read=columns_to_read) as batches:
             if options.split_column is not None:
                 batches = of_split(batches, options.split_column, options.split, name)
@@ -149,7 +159,7 @@ def _read_file(
 
     try:
         stored = store(cache_folder(cache_dir, "tables"), fingerprint, write)
-    except MemoryError as error:
+    except MemoryError as error:  # its own message is empty
         error.add_note(f"while {name} was read")
         raise
     rows = without_absent(stored.rows, columns)
@@ -183,6 +193,7 @@ def _digests(path: Path, format: Format) -> list[Any]:
 
 def _columns_to_read(conversion: Conversion, options: ReadOptions) -> list[str] | None:
     """Returns the columns that a format which stores columns reads. None for all."""
+    # Several tasks may lack any of their columns in a row, so that the columns that are needed are not known before.
     if conversion.passthrough == "all" or isinstance(conversion.read_columns, Mapping):
         return None
     names = [field.name for field in conversion.fields]
@@ -202,6 +213,7 @@ def _read_hub(
     cache_dir: Path | None,
     **how: Any,
 ) -> Rows:
+    """Reads a split of a data set of the hub."""
     format = None
     if options.format is not None:
         format = named_format(options.format)
@@ -209,6 +221,8 @@ def _read_hub(
     conversion = conversion_of(columns, options, labels=labels, format=format, **how)
     batches, origin = source.open()
     write = partial(_write, batches, conversion, source.name)
+    # ``datasets`` has a cache of its own, so the rows are written once more and never looked up. Their digest is the
+    # fingerprint.
     stored = store(cache_folder(cache_dir, "tables"), None, write)
     rows = without_absent(stored.rows, columns)
     return Rows(
@@ -222,6 +236,7 @@ def _read_hub(
 
 
 def _schema(conversion: Conversion) -> pyarrow.Schema:
+    """Returns the types of the columns that a conversion yields."""
     texts = []
     if conversion.passthrough != "none":
         texts.append(RECORD)
@@ -237,6 +252,7 @@ def _write(batches: Batches, conversion: Conversion, source: str, target: Path) 
 
 
 def _read_memory(batches: Batches, conversion: Conversion, source: str, *, may_be_empty: bool) -> Rows:
+    """Reads rows in memory, which stay there. No rows are right for a prediction, and a mistake for training."""
     schema = _schema(conversion)
     columns: dict[str, list[Any]] = {name: [] for name in schema.names}
     batch_list = list(batches.batches)
@@ -245,7 +261,7 @@ def _read_memory(batches: Batches, conversion: Conversion, source: str, *, may_b
             for name in columns:
                 columns[name] += checked[name]
     rows = ArrowRows.from_columns(columns, schema)
-    fingerprint = sha256_json(columns)
+    fingerprint = sha256_json(columns)  # of the values, because rows in memory have no file with a digest
     rows = without_absent(rows, conversion.read_columns)
     return Rows(rows=rows, source=source, fingerprint=fingerprint, notes=conversion.notes)
 
@@ -270,7 +286,7 @@ def rows_in_memory(data: Any, columns: Columns | None, source: str = "rows") -> 
         if isinstance(data, DatasetDict | IterableDataset | IterableDatasetDict):
             raise DataError(f"{source}: cannot read {type(data).__name__}. Pass a Dataset, such as one split.")
         return dataset_batches(data)
-    if hasattr(data, "iloc") and hasattr(data, "columns"):
+    if hasattr(data, "iloc") and hasattr(data, "columns"):  # a DataFrame, told without an import of pandas
         try:
             data = pyarrow.Table.from_pandas(data.rename(columns=str), preserve_index=False)
         except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, pyarrow.ArrowNotImplementedError) as error:
@@ -290,10 +306,14 @@ def rows_in_memory(data: Any, columns: Columns | None, source: str = "rows") -> 
 
 
 def _given_records(rows: Iterable[Any], columns: Columns | None) -> Iterator[Record]:
-    inputs = None if columns is None else without_labels(columns)
+    """Yields the rows of a list, numbered from 1. A text or a tuple is what a prediction reads of these columns."""
+    if columns is None:
+        for number, row in enumerate(rows, start=1):
+            yield Record(number, row)
+        return
+    inputs = without_labels(columns)
     for number, row in enumerate(rows):
-        cells = row if inputs is None else as_row(row, inputs, number)
-        yield Record(number + 1, cells)
+        yield Record(number + 1, as_row(row, inputs, number))
 
 
 def given_rows(data: Any, source: str = "rows") -> Iterable[Any]:
@@ -303,13 +323,17 @@ def given_rows(data: Any, source: str = "rows") -> Iterable[Any]:
             rows_in_memory(data, None, source)  # which raises
         rows: Iterable[Any] = data
         return rows
-    batches = rows_in_memory(data, None, source).batches
-    return [batch.record(row).cells for batch in batches for row in range(len(batch))]
+    records = []
+    for batch in rows_in_memory(data, None, source).batches:
+        records += [batch.record(row).cells for row in range(len(batch))]
+    return records
 
 
 def index_of(data: object) -> Any:
     """Returns the index of a pandas DataFrame or Series. None for other data."""
-    return getattr(data, "index", None) if hasattr(data, "iloc") else None
+    if not hasattr(data, "iloc"):  # a list has a method ``index``
+        return None
+    return getattr(data, "index", None)
 
 
 def is_frame(data: object) -> TypeGuard[Frame]:
@@ -339,7 +363,7 @@ def matching_files(name: str | Path) -> list[Path]:
     Raises:
         DataError: No file matches the pattern.
     """
-    if not has_magic(str(name)) or Path(name).exists():
+    if not has_magic(str(name)) or Path(name).exists():  # a file may be called "reviews[1].csv"
         return [Path(name)]
     files = sorted(path for path in map(Path, glob(str(name), recursive=True)) if path.is_file())
     if not files:
@@ -357,8 +381,11 @@ def existing_file(path: Path) -> Path:
     if folder_format(path) is not None:
         return path
     if path.is_dir():
-        inside = first_few(sorted(entry.name for entry in path.iterdir() if entry.is_file()), 10)
-        raise DataError(f"{path}: a folder where a file was expected. It holds {inside if inside else 'no files'}")
+        inside = "no files"
+        names = sorted(entry.name for entry in path.iterdir() if entry.is_file())
+        if names:
+            inside = first_few(names, 10)
+        raise DataError(f"{path}: a folder where a file was expected. It holds {inside}")
     if not path.exists():
         raise DataError(f"{path}: {missing_path(path)}")
     if not path.is_file():

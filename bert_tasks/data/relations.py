@@ -1,8 +1,8 @@
 """Relations, which are what must hold between the columns of a row.
 
-Owns one function for each relation. It runs after all columns are converted, on the rows that have a value in each of
-its columns, and may replace the values. To add a relation, write such a function and name the kinds of its columns in
-``RELATIONS``.
+This module has one function for each relation. It runs after all columns are converted, on the rows that have a value
+in each of its columns, and may replace the values. To add a relation, write such a function and name the kinds of its
+columns in ``RELATIONS``.
 """
 
 import re
@@ -73,7 +73,9 @@ def one_tag_for_each_word(tags: Sequence[str], words: Sequence[str], cell: Any) 
     if len(words) == len(tags):
         return tags
     problem = f"{counted(len(words), 'word')} and {counted(len(tags), 'tag')}"
-    start = " ".join(words[:5]) + (" ..." if len(words) > 5 else "")
+    start = " ".join(words[:5])
+    if len(words) > 5:
+        start += " ..."
     hint = f"Give each word of the sentence {start!r} one tag."
     raise CellError(problem, hint, value=" ".join(tags))
 
@@ -82,7 +84,9 @@ def answers_in_context(answers: AnswerTexts, context: str, cell: Any) -> AnswerT
     """Returns the answers with the place of each in the context, which is the first if the row does not say it."""
     starts = []
     for text, position in zip(answers["text"], answers["answer_start"], strict=True):
-        start = context.find(text) if position == UNKNOWN_START else position
+        start = position
+        if position == UNKNOWN_START:
+            start = context.find(text)
         if start < 0 or not context.startswith(text, start):
             raise CellError("misplaced answer", _true_place(text, position, context), value=text)
         starts.append(start)
@@ -90,13 +94,16 @@ def answers_in_context(answers: AnswerTexts, context: str, cell: Any) -> AnswerT
 
 
 def _refuse_answers(answers: AnswerTexts, context: Any, cell: Any) -> AnswerTexts:
+    """Raises CellError, because a model reads answers out of a context."""
     raise CellError("answers without a context", f"Add a column {CONTEXT!r}.")
 
 
 def _true_place(text: str, start: int, context: str) -> str:
     """Returns a sentence on the true position of an answer with a wrong start."""
+    # The lookahead consumes nothing, so that overlapping occurrences are found, too.
     places = [match.start() for match in re.finditer(f"(?={re.escape(text)})", context)]
     if places:
+        # Offsets are usually wrong by a few characters, because the context was cleaned after they were counted.
         return f"The text is at {min(places, key=lambda position: abs(position - start))}."
     folded = context.lower().find(text.lower())
     if folded < 0:
@@ -137,6 +144,8 @@ def _meant_choices(value: int | str, choices: Sequence[str], names: Sequence[str
     text = value.strip()
     if re.fullmatch(r"-?[0-9]+\.0", text) and text not in {*names, *map(str.strip, choices)}:
         text = text.removesuffix(".0")  # how pandas writes whole numbers of a column with empty cells
+    # The name of a column wins over a letter or a number. What the text of a choice says counts in any case, so that a
+    # value with two meanings is reported instead of guessed.
     places = {index for index, name in enumerate(names[: len(choices)]) if name == text}
     if not places and len(text) == 1 and text.upper() in _LETTERS[: len(choices)]:
         places = {_LETTERS.index(text.upper())}
@@ -163,7 +172,7 @@ def relations_of(columns: Sequence[Column]) -> list[Relation]:
             if not isinstance(column.type, kind) or is_other_base:
                 continue
             others = [other for other in columns if isinstance(other.type, other_kind)]
-            if kind is Answers:
+            if kind is Answers:  # which are about the context, and not about the question, another text
                 others = [other for other in others if other.name == CONTEXT]
             if others:
                 found.append(Relation(column, others[0], check))

@@ -1,4 +1,8 @@
-"""The checked rows of one source."""
+"""The checked rows of one source.
+
+``Rows`` is what reading returns and what every later step takes: columns with the task's names, values that are checked
+and converted, and where each row comes from. The values stay in a memory-mapped file until they are asked for.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -53,7 +57,9 @@ class Rows:
     def unchecked(cls, rows: Sequence[Mapping[str, Any]], source: str = "rows") -> "Rows":
         """Returns rows in memory as they are, under the task's names. They may have a ``line`` of their own."""
         numbered = [{"line": number, **row} for number, row in enumerate(rows, start=1)]
-        names = dict.fromkeys(name for row in numbered for name in row)
+        names: dict[str, None] = {}  # in the order in which the rows name them first
+        for row in numbered:
+            names |= dict.fromkeys(row)
         stored = ArrowRows.from_columns({name: [row.get(name) for row in numbered] for name in names})
         return cls(rows=stored, source=source, fingerprint=sha256_json(numbered))
 
@@ -62,13 +68,19 @@ class Rows:
         """Joins the rows of several tables, one table after another."""
         if len(tables) == 1:
             return tables[0]
-        errors = [table.errors for table in tables if table.errors is not None]
+        notes: list[str] = []
+        for table in tables:
+            notes += table.notes
+        errors = None
+        tables_of_errors = [table.errors for table in tables if table.errors is not None]
+        if tables_of_errors:
+            errors = ArrowRows.joined(tables_of_errors)
         return cls(
             rows=ArrowRows.joined([table.rows for table in tables]),
             source=f"{tables[0].source} and {counted(len(tables) - 1, 'other file')}",
             fingerprint=sha256_json([table.fingerprint for table in tables]),
-            notes=tuple(note for table in tables for note in table.notes),
-            errors=ArrowRows.joined(errors) if errors else None,
+            notes=tuple(notes),
+            errors=errors,
             joined_sources=tuple((table.source, len(table)) for table in tables),
             sample=", ".join(table.sample for table in tables if table.sample),
         )
@@ -81,6 +93,7 @@ class Rows:
         return row
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
+        # The file is read anew instead of through its mapping, whose pages would fill the memory.
         if self.file is not None and self.file.exists():
             for batch in read_batches(self.file, self.rows.column_names):
                 yield from batch
@@ -92,6 +105,7 @@ class Rows:
         """Returns the rows without errors and ``REJECT``. A note counts the others."""
         if REJECT not in self.rows.column_names:
             return self
+        # A reject is the whole row as JSON. The usable rows do not carry that column along.
         faulty = [fault is not None for fault in self.rows.values(REJECT)]
         names = [name for name in self.rows.column_names if name != REJECT]
         table = replace(self, rows=self.rows.select_columns(names))
@@ -107,14 +121,14 @@ class Rows:
         """Returns the rows that have the columns of one of several tasks, under the task's names."""
         column = head_column(name)
         table = self.rows.select_columns(["line", column]).table()
-        rows = table.filter(table.column(column).is_valid()).flatten()
+        rows = table.filter(table.column(column).is_valid()).flatten()  # a struct becomes columns ``column.field``
         values = [n for n in rows.column_names if n == "line" or rows.column(n).null_count < len(rows)]
         named = rows.select(values).rename_columns([n.removeprefix(f"{column}.") for n in values])
         return Rows(rows=ArrowRows(named), source=self.source, fingerprint=sha256_json(self.fingerprint, name))
 
     def labelled(self, columns: Sequence[Column]) -> "Rows":
         """Returns the rows that have a label in one of the columns of labels."""
-        has_label = np.zeros(len(self), dtype=bool)
+        has_label = np.zeros(len(self), dtype=bool)  # [R]
         for column in columns:
             if column.is_label and column.name in self.rows.column_names:
                 has_label |= self.rows.column(column.name).is_valid().to_numpy()
@@ -123,11 +137,14 @@ class Rows:
 
     def select(self, indices: Sequence[int]) -> "Rows":
         """Returns the rows with these numbers, in this order, as a part of the whole."""
-        numbers = [int(index) for index in indices]
+        numbers = list(map(int, indices))
         fingerprint = sha256_json(self.fingerprint, numbers)
-        subset = None if self.part is None else (self.part[0], self.part[1][numbers])
+        part = None
+        if self.part is not None:
+            whole, numbers_in_whole = self.part
+            part = (whole, numbers_in_whole[numbers])
         rows = self.rows.select(numbers)
-        return replace(self, rows=rows, fingerprint=fingerprint, file=None, part=subset, joined_sources=())
+        return replace(self, rows=rows, fingerprint=fingerprint, file=None, part=part, joined_sources=())
 
     def select_part(self, indices: Sequence[int]) -> "Rows":
         """Does as ``select``, for a table that is tokenised once for all of its parts."""
@@ -136,6 +153,7 @@ class Rows:
 
 def row_schema(columns: Columns, texts: Sequence[str] = ()) -> pyarrow.Schema:
     """Returns the types of the columns of rows and of further text columns, ``texts``."""
+    # The types are stated and not inferred, because a column whose first rows are empty would have the type null.
     types: dict[str, Any] = {}
     if isinstance(columns, Mapping):
         for name, head in columns.items():

@@ -1,4 +1,9 @@
-"""The conversion of rows that several tasks share."""
+"""The conversion of rows that several tasks share.
+
+A row of a data set with several tasks is stored once, with one column for each task that holds the values of its
+columns (``columns.head_column``). Tasks may read the same column of the source, or different ones, and a row need not
+have all of them.
+"""
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
@@ -71,12 +76,13 @@ class SharedConversion(Conversion):
         has_input: set[int] = set(failed)
         for name, conversion in self._conversions.items():
             of_head = self._batch_of(name, present)
-            kept = [row not in failed and names for row, names in enumerate(self._has_input(name, of_head))]
+            kept = [has_columns and row not in failed for row, has_columns in enumerate(self._has_input(name, of_head))]
             numbers = [row for row, is_kept in enumerate(kept) if is_kept]
             if not numbers:
                 continue
             self._without_input.pop(name, None)
             has_input.update(numbers)
+            # The task converts only the rows that have its columns, so their numbers are not those of the batch.
             converted = conversion.convert(of_head.where(kept))
             for number, row in enumerate(numbers):
                 values[head_column(name)][row] = converted.row(number)
@@ -96,12 +102,13 @@ class SharedConversion(Conversion):
         return Converted(values=values, issues=self._placed(issues, batch))
 
     def _no_input(self, row: int) -> RowIssue:
+        """Returns the issue of a row that has what none of the tasks reads."""
         reads = ", ".join(f"{conversion.reads} ({name})" for name, conversion in self._conversions.items())
         return RowIssue(what="no input of any task", hint=f"The tasks read {reads}.", row=row)
 
     def _has_input(self, name: str, batch: Batch) -> Iterator[bool]:
         """Yields for each row whether it has the columns that a task needs."""
-        known: dict[tuple[str, ...], bool] = {}
+        known: dict[tuple[str, ...], bool] = {}  # most rows of a batch have the same columns
         for row in range(len(batch)):
             names = tuple(column for column, cells in batch.cells.items() if cells[row] is not MISSING)
             if names not in known:
@@ -135,8 +142,13 @@ class SharedConversion(Conversion):
 
 
 def _without_null(batch: Batch) -> Batch:
-    """Returns the batch with missing cells where they have no value."""
-    cells = {name: [MISSING if cell is None else cell for cell in column] for name, column in batch.cells.items()}
+    """Returns the batch with missing cells where they have no value.
+
+    A table must have a cell in each column, so an empty cell is the only way to say that a row is not for a task.
+    """
+    cells: Cells = {}
+    for name, column in batch.cells.items():
+        cells[name] = [MISSING if cell is None else cell for cell in column]
     return Batch(lines=batch.lines, cells=cells)
 
 

@@ -1,4 +1,7 @@
-"""Converts entities from characters of a text, as annotation tools write, to tags."""
+"""Converts entities from characters of a text, as annotation tools write, to tags of words.
+
+A tagger predicts one tag for each word, so a span of characters becomes the words that it touches, in IOB2.
+"""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -52,24 +55,36 @@ def parse_spans(value: Any) -> list[Span]:
 
 
 def _span(number: int, item: Any) -> Span:
+    """Returns the span of a list or an object. ``number`` names it in messages."""
     text = None
     if isinstance(item, Mapping):
-        start, end, label = (next((item[key] for key in keys if key in item), None) for keys in (_START, _END, _LABEL))
+        start, end, label = _first_value(item, _START), _first_value(item, _END), _first_value(item, _LABEL)
         text = item.get("text")
+        if not isinstance(text, str):
+            text = None
         if isinstance(label, list | tuple) and len(label) == 1:
             label = label[0]
     elif isinstance(item, list | tuple) and len(item) == 3:
         start, end, label = item
     else:
         raise CellError(f"span {number} is not [start, end, label]", _EXAMPLE)
-    if type(start) is not int or type(end) is not int:
+    if type(start) is not int or type(end) is not int:  # True is an int for isinstance
         raise CellError(f"span {number} has no whole numbers as start and end", _EXAMPLE)
     if not 0 <= start < end:
         raise CellError(f"span {number} is from {start} to {end}", "The end is the character after the last one.")
-    return Span(start, end, label_name(label), text if isinstance(text, str) else None)
+    return Span(start, end, label_name(label), text)
+
+
+def _first_value(item: Mapping[str, Any], keys: Sequence[str]) -> Any:
+    """Returns the value of the first key that an object has, or None."""
+    for key in keys:
+        if key in item:
+            return item[key]
+    return None
 
 
 def _by_type(value: Mapping[str, Any]) -> Iterator[Span]:
+    """Yields the spans of CLUENER's form, whose last characters are part of the spans."""
     try:
         for label, texts in value.items():
             for text, places in texts.items():
@@ -96,6 +111,7 @@ def word_tags(spans: Sequence[Span], words: Sequence[tuple[int, int]], text: str
     holders: dict[int, Span] = {}
     moved = 0
     for span in sorted((_in_characters(span, text) for span in spans), key=lambda span: span.start):
+        # The words that overlap the span. Annotators often take a part of a word, or a space beside it.
         inside = [number for number, (start, end) in enumerate(words) if start < span.end and span.start < end]
         name = f"{shortened(text[span.start : span.end])} ({span.label})"
         if not inside:
@@ -121,8 +137,9 @@ def _in_characters(span: Span, text: str) -> Span:
         if span.end > len(text):
             raise CellError(f"a span that ends at {span.end}", f"The text has {len(text)} characters.")
         return span
-    units = text.encode("utf-16-le", "surrogatepass")
-    start, end = (len(units[: 2 * offset].decode("utf-16-le", "replace")) for offset in (span.start, span.end))
+    units = text.encode("utf-16-le", "surrogatepass")  # two bytes for each unit
+    start = len(units[: 2 * span.start].decode("utf-16-le", "replace"))
+    end = len(units[: 2 * span.end].decode("utf-16-le", "replace"))
     if text[start:end] == span.text:
         return span._replace(start=start, end=end)
     hint = f"The text has {shortened(text[span.start : span.end])} there, but the span says {shortened(span.text)}."

@@ -1,6 +1,8 @@
 """A column that says to which split each row of a file belongs.
 
-Owns the usual names of splits, the records of one split, and the numbers of rows in each.
+Data sets are often one file with such a column. Training then reads its train rows, validation its dev rows, and
+evaluation its test rows, so that one path names all three. This module owns the usual names of splits, the rows of one
+split, and the numbers of rows in each.
 """
 
 from collections import Counter
@@ -40,6 +42,7 @@ def is_split_column(name: str, values: Iterable[Any]) -> bool:
         name: Name of the column.
         values: Its different values.
     """
+    # Another value, such as "maybe", shows that the column is something else.
     splits = {split_name(value) for value in values}
     if len(splits) < 2 or None in splits:
         return False
@@ -80,7 +83,10 @@ def count_splits(values: Iterable[Any], column: str, source: str) -> Counter[Spl
 
 
 def _key(value: Any) -> str:
-    return "" if value is None else str(value)
+    """Returns the name under which a cell is counted. No value is counted as an empty one."""
+    if value is None:
+        return ""
+    return str(value)
 
 
 def of_split(batches: Batches, column: str, split: SplitName | None, source: str) -> Batches:
@@ -95,7 +101,10 @@ def of_split(batches: Batches, column: str, split: SplitName | None, source: str
 
 
 def _batches_of_split(batches: Iterable[Batch], column: str, split: SplitName | None, source: str) -> Iterator[Batch]:
-    wanted: SplitName = "test" if split is None else split
+    """Yields the rows of one split. A split without rows is an error at the end."""
+    wanted: SplitName = "test"
+    if split is not None:
+        wanted = split
     found = False
     seen = Counter[str]()
     for batch in batches:
@@ -128,10 +137,14 @@ def rows_of_split(rows: Iterable[Any], column: str, split: SplitName | None, sou
     """
     records = []
     for number, row in enumerate(rows, start=1):
-        cells = row if isinstance(row, Mapping) else {}
+        cells: Mapping[str, Any] = {}  # a text or a tuple has no column of splits
+        if isinstance(row, Mapping):
+            cells = row
         records.append(Record(number, cells))
-    batches = _batches_of_split([Batch.of(records)], column, split, source)
-    return [batch.record(row).cells for batch in batches for row in range(len(batch))]
+    of_split: list[Any] = []
+    for batch in _batches_of_split([Batch.of(records)], column, split, source):
+        of_split += [batch.record(row).cells for row in range(len(batch))]
+    return of_split
 
 
 def missing_column(column: str, present: Iterable[str], source: str) -> DataError:

@@ -1,7 +1,8 @@
 """Training and validation rows, their files, and the split for validation.
 
-Owns the description of a data set in a recipe, the search for its files, and the rows that a random split spreads
-evenly or keeps together.
+This module describes a data set in a recipe, searches its files, and decides which rows a random split spreads evenly
+and which it keeps together. A split that ignores this reports figures that are too good, because copies of a validation
+row are in the training rows, or figures that say nothing, because a rare label is on one side only.
 """
 
 import re
@@ -56,10 +57,11 @@ def train_validation_split(table: Rows, columns: Columns, share: float, seed: in
     keys = row_keys(table, columns)["text"].tolist()
     groups, group_type = row_groups(table, columns, keys, share)
     parts = divide(row_strata(table, columns), groups, (1 - share, share), seed)
-    train, validation = ([int(row) for row in np.flatnonzero(parts == side)] for side in (0, 1))
+    train, validation = np.flatnonzero(parts == 0).tolist(), np.flatnonzero(parts == 1).tolist()
     if not train or not validation:
-        is_class = group_type == "text" and first_column(columns, ClassKind) is not None
-        apart = f"{'of one class ' if is_class else ''}{_APART[group_type]}"
+        apart = _APART[group_type]
+        if group_type == "text" and first_column(columns, ClassKind) is not None:
+            apart = f"of one class {apart}"
         raise DataError(
             f"{table.source}: too few rows to split off validation rows ({counted(len(table), 'row')}, no two {apart})"
             ". Add rows or set data.validation"
@@ -93,9 +95,14 @@ def row_groups(table: Rows, columns: Columns, keys: Sequence[int], share: float)
     grouped = first_column(columns, Answers, Choices, Tags)
     if grouped is not None:
         name, noun = _group_of(grouped)
-        values = table.rows.values(name) if name in names else []
-        is_grouped = noun == name or len(set(values)) * share >= 1
-        return (_linked(_or_own(values), keys, share), name) if is_grouped else (keys, noun)
+        values = []
+        if name in names:
+            values = table.rows.values(name)
+        # Answers are always grouped by their context, or a model is asked about contexts that it was trained on. For
+        # the others it depends on the number of groups: one of two documents would be half of the rows.
+        if noun != name and len(set(values)) * share < 1:
+            return keys, noun
+        return _linked(_or_own(values), keys, share), name
     if _GROUP in names:
         return _linked(table.rows.values(_GROUP), keys, share), "group"
     return keys, "text"
@@ -112,7 +119,13 @@ def _group_of(column: Column) -> tuple[str, str]:
 
 def _or_own(groups: Iterable[str | None]) -> list[Hashable]:
     """Returns the groups, with a separate group for each row that has none."""
-    return [index if group is None or not group.strip() else group for index, group in enumerate(groups)]
+    own: list[Hashable] = []
+    for index, group in enumerate(groups):
+        if group is None or not group.strip():
+            own.append(index)
+        else:
+            own.append(group)
+    return own
 
 
 _KEYS = np.dtype([("text", np.uint64), ("label", np.uint64), ("empty", np.bool_)])
@@ -131,12 +144,24 @@ def row_keys(table: Rows, columns: Columns) -> NDArray[Any]:
     labels = [column.name for column in columns if column.is_label]
     keys = np.empty(len(table), dtype=_KEYS)
     for index, row in enumerate(table):
-        values = ([] if row.get(c.name) is None else c.type.texts(row[c.name]) for c in texts)
-        folded = [" ".join(parts).strip().casefold() for parts in values]
-        digests = (int(sha256(key)[:16], 16) for key in ("\0".join(folded), repr([row.get(name) for name in labels])))
-        empty = (column.required and text == "" for column, text in zip(texts, folded, strict=True))
-        keys[index] = (*digests, any(empty))
+        folded = []
+        is_empty = False
+        for column in texts:
+            parts: Sequence[str] = ()
+            if row.get(column.name) is not None:
+                parts = column.type.texts(row[column.name])
+            # casefold also unites "ß" and "ss", which lower does not.
+            text = " ".join(parts).strip().casefold()
+            is_empty = is_empty or (column.required and text == "")
+            folded.append(text)
+        # The null character separates the texts, so that ("a b", "c") and ("a", "b c") differ.
+        keys[index] = (_digest("\0".join(folded)), _digest(repr([row.get(name) for name in labels])), is_empty)
     return keys
+
+
+def _digest(text: str) -> int:
+    """Returns the first 64 bits of a text's digest. Python's own ``hash`` differs from process to process."""
+    return int(sha256(text)[:16], 16)
 
 
 def _shared_keys(table: Rows, heads: Mapping[str, HeadColumns]) -> NDArray[Any]:
@@ -147,10 +172,12 @@ def _shared_keys(table: Rows, heads: Mapping[str, HeadColumns]) -> NDArray[Any]:
         is_empty = False
         for name, head in heads.items():
             values = row[head_column(name)]
-            text = "" if values is None else " ".join(_texts_of(values, head.columns)).strip().casefold()
-            is_empty = is_empty or (values is not None and text == "")
+            text = ""  # of a row that the task does not read, which is no empty text
+            if values is not None:
+                text = " ".join(_texts_of(values, head.columns)).strip().casefold()
+                is_empty = is_empty or text == ""
             folded.append(text)
-        keys[index] = (int(sha256("\0".join(folded))[:16], 16), 0, is_empty)
+        keys[index] = (_digest("\0".join(folded)), 0, is_empty)
     return keys
 
 
@@ -169,8 +196,10 @@ def divide(
     """Returns the part of each row, from 0. All rows of a group are in one part.
 
     Each group goes to the part that it brings nearest to its shares of all rows and of the rows of each stratum, large
-    and rare groups first (iterative stratification, Sechidis et al. 2011). Groups whose sizes are within a factor of
-    two come in random order. The only group of a stratum goes to the first of two parts, and two groups go to both.
+    and rare groups first. This is the iterative stratification of Sechidis et al. 2011, "On the Stratification of
+    Multi-Label Data" (https://doi.org/10.1007/978-3-642-23808-6_10), for groups instead of rows. Groups whose sizes are
+    within a factor of two come in random order. The only group of a stratum goes to the first of two parts, and two
+    groups go to both.
 
     Args:
         strata: Names to spread evenly, for each row.
@@ -180,8 +209,12 @@ def divide(
     """
     units, names = dict[Hashable, int](), dict[str, int]()
     unit_of = np.array([units.setdefault(group, len(units)) for group in groups], np.int64)
-    cells = [(row, names.setdefault(name, len(names))) for row, parts in enumerate(strata) for name in parts]
+    cells = []
+    for row, parts in enumerate(strata):
+        for name in parts:
+            cells.append((row, names.setdefault(name, len(names))))
     rows, columns = np.array(cells, np.int64).reshape(-1, 2).T
+    # The last column counts all rows of a group, whatever their strata are.
     rows, columns = np.append(rows, np.arange(len(unit_of))), np.append(columns, np.full(len(unit_of), len(names)))
     # The rows of each group in each stratum, and all of its rows, as a matrix [groups, strata + 1] whose zeros are left
     # out: the groups, columns and values of its entries, by group and column.
@@ -195,15 +228,19 @@ def divide(
     np.minimum.at(smallest, entry_columns, added_rows)
     targets = np.outer(shares, totals)  # [parts, strata + 1]
     if len(shares) == 2:
+        # A tenth of a rare label is less than one row, so the second part wants at least its smallest group, and
+        # leaves at least as much to the first.
         targets[1] = np.minimum(np.maximum(targets[1], smallest), totals - smallest)
         targets[0] = totals - targets[1]
     targets[:, -1] = targets[:, :-1].sum(axis=1) * (totals[-1] / max(totals[:-1].sum(), 1))
-    targets = np.maximum(targets, 1e-9)
+    targets = np.maximum(targets, 1e-9)  # they are divisors
     missing, part_of = targets.copy(), np.zeros(len(units), np.int64)
     order = np.random.default_rng(seed).permutation(len(units))
-    rarity = np.minimum.reduceat(totals[entry_columns], starts[:-1]) if units else totals
-    size_class = np.frexp(added_rows[entry_columns == len(names)])[1]
-    for unit in order[np.lexsort((rarity[order], -size_class[order]))]:
+    rarity = totals  # of a group, the number of rows of its rarest stratum
+    if units:
+        rarity = np.minimum.reduceat(totals[entry_columns], starts[:-1])
+    size_class = np.frexp(added_rows[entry_columns == len(names)])[1]  # the power of two above the size
+    for unit in order[np.lexsort((rarity[order], -size_class[order]))]:  # by size class, then by rarity
         of_unit = slice(starts[unit], starts[unit + 1])
         columns, added = entry_columns[of_unit], added_rows[of_unit]
         # Decrease of the squared distances from the target numbers, relative to these numbers.
@@ -214,19 +251,23 @@ def divide(
 
 
 def _linked(groups: Sequence[Hashable], keys: Sequence[int], share: float) -> Sequence[Hashable]:
-    """Joins groups that share a key, unless that links too many rows."""
-    from scipy.sparse import coo_array, csgraph
+    """Joins groups that share a key, unless that links too many rows.
+
+    Groups and keys are the nodes of a graph with an edge for each row. A connected component is a group of the result.
+    """
+    from scipy.sparse import coo_array, csgraph  # slow to import, and needed for few data sets
 
     numbers = dict[tuple[str, Hashable], int]()
-    ends = [
-        [numbers.setdefault((column, value), len(numbers)) for value in values]
-        for column, values in (("group", groups), ("key", keys))
-    ]
-    graph = coo_array((np.ones(len(groups)), ends), shape=(len(numbers), len(numbers)))
-    linked: list[int] = csgraph.connected_components(graph, directed=False)[1][ends[0]].tolist()
+    group_nodes = [numbers.setdefault(("group", group), len(numbers)) for group in groups]
+    key_nodes = [numbers.setdefault(("key", key), len(numbers)) for key in keys]
+    graph = coo_array((np.ones(len(groups)), [group_nodes, key_nodes]), shape=(len(numbers), len(numbers)))
+    _, components = csgraph.connected_components(graph, directed=False)
+    linked: list[int] = components[group_nodes].tolist()
     # Short sentences that many documents hold would make one group of them all.
     most = max([share * len(groups), *Counter(groups).values()])
-    return linked if max(Counter(linked).values(), default=0) <= most else groups
+    if max(Counter(linked).values(), default=0) > most:
+        return groups
+    return linked
 
 
 def row_strata(table: Rows, columns: Columns) -> list[Sequence[str]]:
@@ -245,6 +286,7 @@ def row_strata(table: Rows, columns: Columns) -> list[Sequence[str]]:
 
 
 def _shared_strata(table: Rows, heads: Mapping[str, HeadColumns]) -> list[Sequence[str]]:
+    """Returns the strata of rows that several tasks share, which are those of the first task."""
     name, head = next(iter(heads.items()))
     strata: list[Sequence[str]] = [("",)] * len(table)
     rows = table.rows.values(head_column(name))
@@ -252,11 +294,14 @@ def _shared_strata(table: Rows, heads: Mapping[str, HeadColumns]) -> list[Sequen
         if not isinstance(column.type, LabelKind):
             continue
         labelled = [number for number, row in enumerate(rows) if row is not None and row[column.name] is not None]
-        found = column.type.strata([rows[number][column.name] for number in labelled]) if labelled else None
-        if found is not None:
-            for number, names in zip(labelled, found, strict=True):
-                strata[number] = names
-            break
+        if not labelled:
+            continue
+        found = column.type.strata([rows[number][column.name] for number in labelled])
+        if found is None:
+            continue
+        for number, names in zip(labelled, found, strict=True):
+            strata[number] = names
+        return strata
     return strata
 
 
@@ -322,18 +367,21 @@ class DataSpec:
         present = [name for name, value in sources.items() if value is not None]
         if self.tasks and not present:
             return
-        if len(present) != 1:
-            listed_names = f"{' and '.join(present)} are" if present else "none of them is"
-            raise ValueError(f"expected exactly one of dataset, dir, train, but {listed_names} set")
+        if not present:
+            raise ValueError("expected exactly one of dataset, dir, train, but none of them is set")
+        if len(present) > 1:
+            raise ValueError(f"expected exactly one of dataset, dir, train, but {' and '.join(present)} are set")
+        # An empty path is the current folder for Python, which nobody means.
         if not sources[present[0]] or (isinstance(self.train, tuple) and "" in self.train):
-            raise ValueError(f"{present[0]} is empty. Name a {'data set' if present[0] == 'dataset' else 'path'}")
+            noun = "data set" if present[0] == "dataset" else "path"
+            raise ValueError(f"{present[0]} is empty. Name a {noun}")
         for name in ("config", "revision"):
             if getattr(self, name) is not None and self.dataset is None:
                 raise ValueError(f"{name} belongs to dataset, but {present[0]} is set")
         if self.split_column is not None and (self.train is None or self.validation is not None):
             reason = "train is not" if self.train is None else "validation names another file"
             raise ValueError(f"split_column divides the rows of train, but {reason} set. Remove one of them")
-        object.__setattr__(self, "columns", joined_names(self.columns))
+        object.__setattr__(self, "columns", joined_names(self.columns))  # the class is frozen
         if not 0 < self.validation_share < 1:
             raise ValueError(f"validation_share = {self.validation_share} is not a share between 0 and 1")
         if self.max_rows is not None and self.max_rows < 1:
@@ -364,8 +412,7 @@ def trained_names(spec: DataSpec, columns: Columns) -> dict[str, str]:
     """Returns the names of columns that a model trained on these rows remembers."""
     if isinstance(columns, Mapping):
         return {}  # each task has the names of its columns
-    first = None if spec.dataset is not None else matching_files(split_files(spec)[0][0])[0]
-    return training_names(_read_options(spec), first, columns)
+    return training_names(_read_options(spec), _first_training_file(spec), columns)
 
 
 def trained_reading(spec: DataSpec) -> TrainedReading:
@@ -375,13 +422,23 @@ def trained_reading(spec: DataSpec) -> TrainedReading:
     """
     if spec.tasks:
         return TrainedReading()
-    train = None if spec.dataset is not None else matching_files(split_files(spec)[0][0])[0]
-    return TrainedReading.of(_read_options(spec), train, spec.on_error)
+    return TrainedReading.of(_read_options(spec), _first_training_file(spec), spec.on_error)
+
+
+def _first_training_file(spec: DataSpec) -> Path | None:
+    """Returns the file from which the options and the names of columns are remembered. None for the hub's rows."""
+    if spec.dataset is not None:
+        return None
+    names, _ = split_files(spec)
+    return matching_files(names[0])[0]
 
 
 def _read_options(spec: DataSpec) -> ReadOptions:
+    """Returns the options of reading that a data set states, without the split, which differs between its tables."""
     options = {option.name: getattr(spec, option.name) for option in fields(ReadOptions) if option.name != "split"}
-    return ReadOptions(**{**options, "document": None if spec.document == "blank-line" else spec.document})
+    if spec.document == "blank-line":
+        options["document"] = None  # the default of training, and not of prediction
+    return ReadOptions(**options)
 
 
 def load_splits(
@@ -404,7 +461,9 @@ def load_splits(
 def _load_tasks(spec: DataSpec, heads: Mapping[str, HeadColumns], **options: Any) -> Splits:
     """Reads the rows that tasks share, and the rows of tasks with separate data."""
     shared = {name: head for name, head in heads.items() if name not in spec.tasks}
-    sources = [("data", replace(spec, tasks={}), shared)] if shared else []
+    sources = []
+    if shared:
+        sources.append(("data", replace(spec, tasks={}), shared))
     for name, head in heads.items():
         if name in spec.tasks:
             sources.append((f"tasks.{name}.data", spec.tasks[name], {name: head}))
@@ -428,13 +487,20 @@ def joined_splits(splits: Sequence[Splits]) -> Splits:
     names = splits[0].validation.keys()
     for other in splits[1:]:
         if other.validation.keys() != names:
-            sets = (" and ".join(each) if any(each) else "one without a name" for each in (names, other.validation))
+            sets = f"{_named_sets(names)} versus {_named_sets(other.validation)}"
             raise DataError(
-                f"{splits[0].train.source} and {other.train.source} have different validation sets "
-                f"({' versus '.join(sets)}). Name the same sets for each task"
+                f"{splits[0].train.source} and {other.train.source} have different validation sets ({sets}). Name the "
+                "same sets for each task"
             )
     validation = {name: Rows.joined([each.validation[name] for each in splits]) for name in names}
     return Splits(train=Rows.joined([each.train for each in splits]), validation=validation)
+
+
+def _named_sets(names: Collection[str]) -> str:
+    """Returns the names of validation sets in words."""
+    if any(names):
+        return " and ".join(names)
+    return "one without a name"
 
 
 def load_tables(
@@ -461,43 +527,56 @@ def load_tables(
     """
     train, validation = split_files(spec)
     if spec.dataset is None:
-        train = tuple(dict.fromkeys(str(file) for name in train for file in matching_files(name)))
+        files: list[str] = []
+        for name in train:
+            files += map(str, matching_files(name))
+        train = tuple(dict.fromkeys(files))  # two patterns may match one file
     notes: tuple[str, ...] = ()
     if spec.split_column is not None:
         counts = split_counts(spec, spec.split_column)
-        validation = {"": train[0]} if counts["validation"] else {}
+        validation = {}
+        if counts["validation"]:
+            validation = {"": train[0]}
         notes = split_notes(counts, spec.split_column)
     shared: dict[str, Any] = {"labels": labels, "cache_dir": cache_dir, "skip_errors": spec.on_error == "skip"}
     shared["passthrough"] = passthrough
 
-    def read_one(name: str, is_train: bool) -> Rows:
+    def read_one(name: str, split: SplitName) -> Rows:
+        """Reads one file, or one split of a data set of the hub."""
+        is_train = split == "train"
         # With require_labels the lines of a corpus form documents. Without it each line is a text, as for prediction.
         shared["require_labels"] = not (is_train and unlabelled and has_labels(columns))
         read_columns, names = columns, joined_names(spec.columns)
         if is_train and group is not None and not isinstance(columns, Mapping):
             read_columns, names = [*columns, group], {**names, group.name: group_name}
         if spec.dataset is None:
-            reading = replace(_read_options(spec), columns=names, split="train" if is_train else "validation")
+            reading = replace(_read_options(spec), columns=names, split=split)
             return read(name, read_columns, reading, **shared)
         source = HubSplit(dataset=spec.dataset, config=spec.config, split=name, revision=spec.revision)
         return read(source, read_columns, ReadOptions(columns=names, format=spec.format), **shared)
 
+    # The problems of all files are collected before the first of them ends the run, so that a user corrects them once.
     bad = RowIssues()
 
-    def read_all(names: Iterable[str], is_train: bool) -> list[Rows]:
+    def read_all(names: Iterable[str], split: SplitName) -> list[Rows]:
+        """Reads several files, and collects the problems of their rows in ``bad``."""
         tables = []
         for name in names:
             try:
-                tables.append(read_one(name, is_train).without_errors())
+                tables.append(read_one(name, split).without_errors())
             except RowIssues as error:
                 bad.extend(error)
         return tables
 
-    trained = read_all(train, True)
+    trained = read_all(train, "train")
     sets = {}
     for name, source in validation.items():
-        sets[name] = read_all([source] if spec.dataset is not None else map(str, matching_files(source)), False)
-    bad.advice = SKIP_HINT if spec.on_error == "fail" else ""
+        names = [source]
+        if spec.dataset is None:
+            names = list(map(str, matching_files(source)))
+        sets[name] = read_all(names, "validation")
+    if spec.on_error == "fail":
+        bad.advice = SKIP_HINT
     bad.raise_if_any()
     joined = {name: Rows.joined(tables) for name, tables in sets.items()}
     train_rows = sampled(Rows.joined(trained), columns, spec.max_rows)
@@ -522,7 +601,11 @@ def split_counts(spec: DataSpec, column: str) -> Counter[SplitName]:
 
 
 def _training_files(spec: DataSpec) -> list[Path]:
-    return [file for name in split_files(spec)[0] for file in matching_files(name)]
+    """Returns the files with the training rows, in the order of their patterns."""
+    files: list[Path] = []
+    for name in split_files(spec)[0]:
+        files += matching_files(name)
+    return files
 
 
 def split_notes(counts: Mapping[SplitName, int], column: str) -> tuple[str, ...]:
@@ -554,7 +637,10 @@ def unread_splits(spec: DataSpec) -> list[str]:
 
 
 def _unread_split_notes(column: str, values: Collection[str], source: str) -> list[str]:
-    """Returns the note on a column of splits or folds that nothing reads, if it is one."""
+    """Returns the note on a column of splits or folds that nothing reads, if it is one.
+
+    Such a column is easy to miss, and then the official test rows are trained on.
+    """
     if is_split_column(column, values):
         named = ", ".join(sorted(values))
         setting = f'data.split_column = "{column}"'
@@ -580,45 +666,76 @@ def sampled(table: Rows, columns: Columns, count: int | None) -> Rows:
     seen = set[str]()
     first_of_label, others = list[int](), list[int]()
     for row in order:
-        is_new = not seen.issuperset(strata[row])
-        (first_of_label if is_new else others).append(row)
+        if seen.issuperset(strata[row]):
+            others.append(row)
+        else:
+            first_of_label.append(row)
         seen.update(strata[row])
+    # The rows with new labels come first, so that the sample has as many labels as its size permits.
     kept = sorted([*first_of_label, *others][:count])
     note = f"a random sample of {count:,} of {counted(len(table), 'row')} (max_rows)"
     return replace(table.select(kept), notes=(*table.notes, note), sample=note)
 
 
 def split_files(spec: DataSpec) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Returns the sources of rows, as split names of a hub data set, or as paths and patterns of paths."""
-    sources = {"": spec.validation} if isinstance(spec.validation, str) else spec.validation
-    format = None if spec.format is None else named_format(spec.format)
+    """Returns the sources of rows, as split names of a hub data set, or as paths and patterns of paths.
+
+    Returns:
+        The sources of the training rows. Then the name of each validation set -> its source, of which there may be
+        none.
+
+    Raises:
+        DataError: The folder has no training file, or several files that are not parts of one split.
+    """
+    sources = spec.validation
+    if isinstance(sources, str):
+        sources = {"": sources}
+    format = None
+    if spec.format is not None:
+        format = named_format(spec.format)
     if spec.train is not None:
-        names = (spec.train,) if isinstance(spec.train, str) else spec.train
-        return names, {} if sources is None else sources
+        names = spec.train
+        if isinstance(names, str):
+            names = (names,)
+        if sources is None:
+            sources = {}
+        return names, sources
     if spec.dataset is not None:
         if sources is None and format is not None and format.hub_validation:
             sources = dict(format.hub_validation)
         if sources is None:
-            splits = hub_splits(spec.dataset, config=spec.config, revision=spec.revision)
-            sources = {"": "validation"} if "validation" in splits else {}
+            sources = {}
+            if "validation" in hub_splits(spec.dataset, config=spec.config, revision=spec.revision):
+                sources = {"": "validation"}
         return ("train",), sources
     folder = Path(str(spec.dir))
+    if folder.is_file():
+        raise DataError(f"{folder}: a file where a folder was expected")
     if not folder.is_dir():
-        reason = "a file where a folder was expected" if folder.is_file() else missing_path(folder, "folder")
-        raise DataError(f"{folder}: {reason}")
+        raise DataError(f"{folder}: {missing_path(folder, 'folder')}")
     train = _file_in(folder, ("train",), spec.format)
     if train is None:
-        names = tuple(sorted(entry.name for entry in folder.iterdir()))
-        contents = f"The folder holds {first_few(names, 10)}" if names else "The folder is empty"
-        advice = f"Name a file, or several by a pattern such as {str(folder / '*.csv')!r}"
-        raise DataError(f"{folder}: no file {expected_files('train', spec.format)}. {contents}. {advice}")
-    usual = {} if format is None else format.validation
-    if sources is None and any((folder / name).is_file() for name in usual.values()):
-        sources = dict(usual)
+        raise _no_training_file(folder, spec.format)
+    if sources is None and format is not None:
+        named = dict(format.validation)
+        if any((folder / name).is_file() for name in named.values()):
+            sources = named
     if sources is not None:
         return (train,), {name: str(folder / file) for name, file in sources.items()}
     validation = _file_in(folder, VALIDATION_NAMES, spec.format)
-    return (train,), {} if validation is None else {"": validation}
+    if validation is None:
+        return (train,), {}
+    return (train,), {"": validation}
+
+
+def _no_training_file(folder: Path, format: str | None) -> DataError:
+    """Returns the error of a folder without training rows, with what it holds."""
+    contents = "The folder is empty"
+    names = sorted(entry.name for entry in folder.iterdir())
+    if names:
+        contents = f"The folder holds {first_few(names, 10)}"
+    advice = f"Name a file, or several by a pattern such as {str(folder / '*.csv')!r}"
+    return DataError(f"{folder}: no file {expected_files('train', format)}. {contents}. {advice}")
 
 
 def _pattern_of_shards(paths: Sequence[Path]) -> str | None:
@@ -628,20 +745,28 @@ def _pattern_of_shards(paths: Sequence[Path]) -> str | None:
     """
     if len(paths) < 2 or len({(path.parent, path.suffix) for path in paths}) > 1:
         return None
+    # The pattern is expanded by glob, so a bracket in the name of a folder must stand for itself.
     folder, extension = escape(str(paths[0].parent)), paths[0].suffix
     if paths[0].parent.name in ("train", *VALIDATION_NAMES):
         return f"{folder}/*{extension}"
     stems = {_SHARD.sub("", path.stem) for path in paths}
     is_numbered = all(_SHARD.search(path.stem) for path in paths)
-    return f"{folder}/{stems.pop()}-*-of-*{extension}" if is_numbered and len(stems) == 1 else None
+    if not is_numbered or len(stems) != 1:
+        return None
+    return f"{folder}/{stems.pop()}-*-of-*{extension}"
 
 
 def _file_in(folder: Path, splits: Sequence[str], format: str | None) -> str | None:
-    paths = [path for split in splits for path in files_of_split(folder, split, format)]
+    """Returns the file of a split, or the pattern of its files, or None if the folder has neither."""
+    paths: list[Path] = []
+    for split in splits:
+        paths += files_of_split(folder, split, format)
     pattern = _pattern_of_shards(paths)
     if pattern is not None:
         return pattern
     if len(paths) > 1:
         names = ", ".join(path.name for path in paths)
         raise DataError(f"{folder}: {names} all match. Set data.train and data.validation")
-    return str(paths[0]) if paths else None
+    if not paths:
+        return None
+    return str(paths[0])

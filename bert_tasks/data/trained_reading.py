@@ -1,4 +1,8 @@
-"""How a model's training rows were read and what their columns were called, for rows that are read later."""
+"""How a model's training rows were read and what their columns were called, for rows that are read later.
+
+A user who trained on ``data.csv`` with semicolons and a column ``review`` evaluates the model on ``test.csv`` without
+saying so again. The model stores both in its config.json.
+"""
 
 import codecs
 from collections.abc import Collection, Mapping, Sequence
@@ -68,10 +72,11 @@ class TrainedReading:
         """
         if train is None:
             return cls(on_error=on_error)
+        # Defaults are not stored, so that a later version may change them, and config.json shows what is special.
         stated = {name: getattr(options, name) for name in _NAMES if name != "format"}
         changed = {name: value for name, value in stated.items() if value != _DEFAULTS.get(name)}
         path, format = Path(train), options.format
-        if format == _usual_format(path):
+        if format == _usual_format(path):  # the extension says the same
             format = None
         return cls(extension=extension_of(path), format=format, on_error=on_error, **changed)
 
@@ -85,6 +90,7 @@ class TrainedReading:
 
         None apply to a file with another extension, or with another format that ``options`` set.
         """
+        # The semicolons of a csv file say nothing about a file of JSON lines.
         is_other_format = options.format not in (None, self.format)
         if self.extension is None or extension_of(path) != self.extension or is_other_format:
             return {}
@@ -114,8 +120,8 @@ def _usual_format(path: Path) -> str | None:
 
 def names_column(options: ReadOptions, column: str) -> bool:
     """Returns True if the options or the format name a column of the task."""
-    format_columns = {} if options.format is None else named_format(options.format).columns
-    return column in format_columns or (options.columns is not None and column in options.columns)
+    is_of_format = options.format is not None and column in named_format(options.format).columns
+    return is_of_format or (options.columns is not None and column in options.columns)
 
 
 def training_names(options: ReadOptions, train: str | Path | None, columns: Columns | None = None) -> dict[str, str]:
@@ -128,12 +134,15 @@ def training_names(options: ReadOptions, train: str | Path | None, columns: Colu
     """
     if isinstance(columns, Mapping):
         return {}
+    # Formats such as conll and glue have names of their own, which the model must know for a file of another format.
     usual: Mapping[str, str] = {}
     if train is not None:
         usual = file_format(options.format, Path(train), columns).columns
     elif options.format is not None:
         usual = named_format(options.format).hub_columns
-    names = {**usual, **({} if options.columns is None else options.columns)}
+    names = dict(usual)
+    if options.columns is not None:
+        names |= options.columns
     return {task: name for task, name in names.items() if task != name}
 
 
@@ -148,7 +157,9 @@ def with_names(
         columns: The columns that the task reads.
         present: The columns of the data.
     """
-    stated = {} if options.columns is None else options.columns
+    stated: Mapping[str, Any] = {}
+    if options.columns is not None:
+        stated = options.columns
     remembered = {column.name: names[column.name] for column in columns if column.name in names}
     unread = unread_columns(columns, stated, remembered)
     fitting: dict[str, str] = {}
@@ -180,9 +191,9 @@ def _for_table(options: ReadOptions, path: Path, names: Mapping[str, str], colum
     with open_text(path, encoding=options.encoding, newline="\n") as file:
         lines = RowLines(file, path, limits.LARGEST_ROW)
         line = next(lines, "").rstrip("\r\n")
-    mark = next((mark for mark in "\t;|," if mark in line and set(line.split(mark)) & headers), None)
-    if mark is None:
-        return options
-    if mark == "\t":
-        return replace(options, format="tsv")
-    return replace(options, format="csv", delimiter=mark)
+    for mark in "\t;|,":
+        if mark in line and not headers.isdisjoint(line.split(mark)):
+            if mark == "\t":
+                return replace(options, format="tsv")
+            return replace(options, format="csv", delimiter=mark)
+    return options

@@ -1,6 +1,8 @@
 """Unknown tokens, which the vocabulary of a model cannot spell.
 
-Owns their number in features, and the note on it. A tokenizer of bytes, or without an unknown token, never has any.
+A model reads each of them as the same token, so that a text in another script or language says nothing to it. This
+module owns their number in features, and the note on it. A tokenizer of bytes, or without an unknown token, never has
+any.
 """
 
 from collections.abc import Iterable, Sequence
@@ -54,7 +56,8 @@ class UnknownTokens(NamedTuple):
 
     @classmethod
     def total(cls, counts: Iterable[Sequence[int]]) -> "UnknownTokens":
-        return cls(*(sum(column) for column in zip(*counts, strict=True)))
+        """Returns the sums of several counts, for example of all tables."""
+        return cls(*map(sum, zip(*counts, strict=True)))
 
     def notes(self, vocabulary: str) -> tuple[str, ...]:
         """Returns a line for people if there are unknown tokens, a warning if many.
@@ -65,12 +68,17 @@ class UnknownTokens(NamedTuple):
         if self.unknown == 0:
             return ()
         line = f"{self.unknown} of {self.tokens} tokens ({self.unknown / self.tokens:.2%}) are unknown to {vocabulary}"
-        return (f"{line}. {_ADVICE}" if self._are_many else line,)
+        if self._are_many:
+            line += f". {_ADVICE}"
+        return (line,)
 
     def warnings(self, vocabulary: str) -> tuple[str, ...]:
         """Returns the line of ``notes`` if it is a warning."""
-        return self.notes(vocabulary) if self._are_many else ()
+        if not self._are_many:
+            return ()
+        return self.notes(vocabulary)
 
     @property
     def _are_many(self) -> bool:
+        """True if so many tokens are unknown that the model probably does not fit the texts."""
         return self.unknown > _MOST * self.tokens

@@ -1,4 +1,8 @@
-"""Splits a text into words for taggers that were trained on words."""
+"""Splits a text into words for taggers that were trained on words.
+
+A tagger learns from corpora whose words are already separate, in which punctuation is a word of its own. A text to
+predict is split in the same way here, before the model's tokenizer splits the words into sub-words.
+"""
 
 import re
 import unicodedata
@@ -14,6 +18,7 @@ _CJK = re.compile(
     "\U00020000-\U0003ffff]"
 )
 _JOINING = "'\u2019-"
+_CLASSES = {"L": "l", "M": "m", "N": "w"}  # Unicode's letters, marks and numbers -> their classes
 # As in the Penn Treebank and CoNLL-2003, for example Luigi 's and did n't.
 _CLITIC = re.compile(r"(?<=.)(?:n['\u2019]t|['\u2019](?:s|re|ve|ll|d|m))$", re.IGNORECASE | re.DOTALL)
 
@@ -29,16 +34,23 @@ def word_spans(text: str) -> list[tuple[int, int]]:
         ['Luigi', "'s", '3.5', '%']
     """
     spans: list[tuple[int, int]] = []
+    # One class for each character, so that a match in the classes has the same positions as in the text.
     for match in _WORD.finditer("".join(map(_class_of, text))):
         start, end = match.span()
         clitic = _CLITIC.search(text[start:end])
-        cut = end if clitic is None else start + clitic.start()
-        spans += [(start, cut)] if cut == end else [(start, cut), (cut, end)]
+        if clitic is None:
+            spans.append((start, end))
+        else:
+            cut = start + clitic.start()
+            spans += [(start, cut), (cut, end)]
     return spans
 
 
 def place_words(words: Sequence[str], text: str) -> list[tuple[int, int]] | None:
-    """Returns the position of each word in the text, or None if a word is missing."""
+    """Returns the position of each word in the text, or None if a word is missing.
+
+    The search for a word begins behind the one before, because the same word may occur several times.
+    """
     spans: list[tuple[int, int]] = []
     end = 0
     for word in words:
@@ -57,9 +69,10 @@ def located_words(words: Sequence[str], text: str | None) -> tuple[str, str, lis
         The column of the text, which is "text", or "words" if the row has no text with these words. Then the text is
         all words with a space between them. The text and the positions of the words follow.
     """
-    places = None if text is None else place_words(words, text)
-    if text is not None and places is not None:
-        return "text", text, places
+    if text is not None:
+        places = place_words(words, text)
+        if places is not None:
+            return "text", text, places
     starts = accumulate((len(word) + 1 for word in words), initial=0)
     places = [(start, start + len(word)) for start, word in zip(starts, words, strict=False)]
     return "words", " ".join(words), places
@@ -71,7 +84,11 @@ def _class_of(character: str) -> str:
         return "s"
     if _CJK.match(character):
         return "c"
-    category = unicodedata.category(character)[0]
-    if category in "LMN":
-        return {"L": "l", "M": "m", "N": "w"}[category]
-    return "p" if character == "." else "j" if character in _JOINING else "o"
+    category = unicodedata.category(character)[0]  # its first letter is the major class, such as L for all letters
+    if category in _CLASSES:
+        return _CLASSES[category]
+    if character == ".":
+        return "p"
+    if character in _JOINING:
+        return "j"
+    return "o"

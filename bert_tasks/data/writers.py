@@ -1,7 +1,9 @@
 """Writes rows as JSON Lines, and makes csv, tsv and parquet files of them.
 
-Owns the formats of output and the values of cells. A file appears complete or not at all. Vectors are base64 in JSON
-lines that become a file of another format, which is exact and a quarter of the size of decimal numbers.
+Predictions are first written as JSON lines, which can be continued after an interruption. A table needs the names of
+all columns in its first line, and parquet their types, so both are made of the finished lines. A file appears complete
+or not at all. Vectors are base64 in JSON lines that become a file of another format, which is exact and a quarter of
+the size of decimal numbers.
 """
 
 import base64
@@ -9,7 +11,7 @@ import csv
 import json
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -44,6 +46,12 @@ def _stacked(texts: Sequence[str], width: int) -> Vectors:
 def write_npy(lines: Path, target: Path, column: str, width: int) -> None:
     """Writes vectors as NumPy's float32 array ``[rows, width]``, in constant memory.
 
+    Args:
+        lines: File of JSON lines.
+        target: The file of the array.
+        column: The column of the vectors (``vector_text``).
+        width: Number of components of a vector.
+
     Raises:
         UsageError: The file is not writable.
     """
@@ -51,6 +59,7 @@ def write_npy(lines: Path, target: Path, column: str, width: int) -> None:
         with lines.open("rb") as file:
             rows = sum(1 for _ in file)
         with atomic_path(target, folder=lines.parent) as temporary, temporary.open("wb") as file:
+            # The header of the format .npy states the number of rows, so the lines are counted before they are written.
             header = {"descr": "<f4", "fortran_order": False, "shape": (rows, width)}
             np.lib.format.write_array_header_1_0(file, header)
             for block in _blocks(lines):
@@ -90,35 +99,52 @@ def _column_types(lines: Path, vectors: Collection[str]) -> dict[str, pyarrow.Da
     """Returns the Arrow type of each column, text if parquet has no common type."""
     types: dict[str, pyarrow.DataType] = {}
     for block in _blocks(lines):
-        for name in dict.fromkeys(name for row in block for name in row if name not in vectors):
+        for name in _names(block):
+            if name in vectors:
+                continue
             values = [row.get(name) for row in block]
             try:
                 block_type = pyarrow.array(values).type
+                # unify_schemas takes schemas only, and "permissive" lets whole numbers become fractions.
                 common = [pyarrow.schema([("", t)]) for t in (types.get(name, block_type), block_type)]
                 types[name] = pyarrow.unify_schemas(common, promote_options="permissive").field(0).type
             except (pyarrow.ArrowException, OverflowError):
                 types[name] = pyarrow.string()
-    is_empty = {name: pyarrow.types.is_null(t) or "struct<>" in str(t) for name, t in types.items()}
-    return {name: pyarrow.string() if is_empty[name] else t for name, t in types.items()}
+    for name, arrow_type in types.items():
+        if pyarrow.types.is_null(arrow_type) or "struct<>" in str(arrow_type):  # parquet cannot store empty objects
+            types[name] = pyarrow.string()
+    return types
+
+
+def _names(rows: Iterable[Mapping[str, Any]]) -> dict[str, None]:
+    """Returns the names of the columns of all rows, in the order in which they appear first."""
+    names: dict[str, None] = {}
+    for row in rows:
+        names |= dict.fromkeys(row)
+    return names
 
 
 def _column(block: list[Row], name: str, arrow_type: pyarrow.DataType) -> pyarrow.Array:
+    """Returns a column of some rows with a type that all rows have in common."""
     values = [row.get(name) for row in block]
     if pyarrow.types.is_fixed_size_list(arrow_type):  # inference makes none, so it is a column of vectors
         vectors = _stacked([row[name] for row in block], arrow_type.list_size)
         return pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(vectors.ravel()), arrow_type.list_size)
     if pyarrow.types.is_string(arrow_type):
-        values = [v if v is None or isinstance(v, str) else json.dumps(v, ensure_ascii=False) for v in values]
+        for index, value in enumerate(values):
+            if value is not None and not isinstance(value, str):
+                values[index] = json.dumps(value, ensure_ascii=False)
     return pyarrow.array(values, arrow_type)
 
 
 def _blocks(lines: Path) -> Iterator[list[Row]]:
+    """Yields the rows of a file of JSON lines, in blocks that fit into the memory."""
     block: list[Row] = []
     size = 0
     with lines.open(encoding="utf-8", newline="\n") as file:
         for line in file:
             block.append(json.loads(line))
-            size += len(line)
+            size += len(line)  # a row may have vectors or long texts, so a number of rows alone limits no memory
             if len(block) == _BLOCK_ROWS or size >= _BLOCK_BYTES:
                 yield block
                 block, size = [], 0
@@ -162,6 +188,7 @@ def is_special(path: Path) -> bool:
 
 
 def json_line(row: Mapping[str, Any]) -> str:
+    """Returns a row as a line of JSON lines, with characters of all scripts as they are."""
     return json.dumps(row, ensure_ascii=False) + "\n"
 
 
@@ -169,14 +196,19 @@ def write_table(lines: Path, target: Path, delimiter: str, *, raw: bool) -> None
     """Makes a table of JSON lines with the columns of all rows, in constant memory.
 
     Args:
+        lines: File of JSON lines, which is read twice, because the first line of a table names all columns.
+        target: The file of the table.
+        delimiter: Separator of the cells.
         raw: Do not mark texts that a spreadsheet would interpret as a formula. See ``cell``.
 
     Raises:
         UsageError: The file is not writable.
     """
-    names = list(dict.fromkeys(name for block in _blocks(lines) for row in block for name in flat(row)))
+    names: dict[str, None] = {}
+    for block in _blocks(lines):
+        names |= _names(map(flat, block))
     with whole_file(target, lines.parent) as file:
-        table = TableWriter(file, names, delimiter, raw=raw)
+        table = TableWriter(file, list(names), delimiter, raw=raw)
         for block in _blocks(lines):
             for row in block:
                 table.write(flat(row))
@@ -193,6 +225,7 @@ class TableWriter:
             self._writer.writerow([cell(name, raw=raw) for name in self.names])
 
     def write(self, row: Mapping[str, Any]) -> None:
+        """Writes a row. A column that it lacks is an empty cell."""
         self._writer.writerow([cell(row.get(name), raw=self._raw) for name in self.names])
 
 
@@ -223,8 +256,10 @@ def cell(value: Any, *, raw: bool) -> Any:
 
     Unless ``raw``, a text (not a number) that starts like a formula, or like a marked formula, gets a ``'`` in front.
     """
-    if isinstance(value, Mapping | list | bool):
+    if isinstance(value, Mapping | list | bool):  # true and false as JSON, not as Python's True and False
         return json.dumps(value, ensure_ascii=False)
+    # A cell such as =HYPERLINK(...) runs when a spreadsheet opens the file. Texts to predict may come from strangers
+    # (https://owasp.org/www-community/attacks/CSV_Injection).
     if raw or not isinstance(value, str) or not _FORMULA.match(value) or _NUMBER.fullmatch(value):
         return value
     return _MARK + value

@@ -1,4 +1,8 @@
-"""From a recipe to its checked rows, its task and their tokens, without weights."""
+"""From a recipe to its checked rows, its task and their tokens, without weights.
+
+Everything that can be wrong with a recipe and its data is found here in seconds, before a model of gigabytes is loaded.
+Training and ``check`` share ``prepare``, so that both read the same rows in the same order.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -61,9 +65,13 @@ def prepare(recipe: Recipe, *, passthrough: PassthroughColumns = "none") -> Load
             raise RecipeError(f"[folds] needs labels to compare predictions with, but {name} has none")
         group, name = group_column(columns, section.group)
         tables = load_tables(recipe.data, **options, group=group, group_name=name)
+        # All folds have the labels of all rows, so that their models have the same outputs.
         labels = check_splits(tables, **checks, labels=labels)
         folds = make_folds(tables.train, columns, count=section.count, seed=section.seed)
-        fold, share = 1 if section.fold is None else section.fold, recipe.data.validation_share
+        fold = 1  # a check of all folds looks at the first
+        if section.fold is not None:
+            fold = section.fold
+        share = recipe.data.validation_share
         splits = fold_splits(tables, columns, folds, fold, share=share, seed=recipe.run.seed)
     try:
         heads = labelled_heads(heads, splits, labels=labels, unlabelled=recipe.teacher is not None)
@@ -85,6 +93,7 @@ def fit_to_splits(model: AnyModel, splits: Splits) -> None:
             rows = labelled_splits(splits, name, of_head.task.columns, of_head.columns)
         for split, table in named_splits(rows):
             of_head.task.check_split(table, f"{split} ({table.source})")
+        # A checkpoint may bring values that were fitted to other rows, which must not leak into this run.
         tasks[name] = of_head.task.without_fitted_values().fit_rows(rows.train)
     model.tasks = tasks
 
@@ -92,7 +101,11 @@ def fit_to_splits(model: AnyModel, splits: Splits) -> None:
 def check(recipe: Recipe) -> DataReport:
     """Returns label counts, token lengths, truncation, duplicates and overlap.
 
-    Trains nothing. The model's configuration and tokenizer are read, its weights are not. ``dry_run`` reads them, too.
+    Nothing is trained. The model's configuration and tokenizer are read, its weights are not. ``dry_run`` reads them,
+    too.
+
+    Args:
+        recipe: The recipe, which says where the rows are.
 
     Raises:
         DataError, RecipeError, CheckpointError, UsageError: As for ``train`` before it reads the weights.
@@ -115,6 +128,7 @@ def model_without_weights(section: ModelSection, heads: Mapping[str, HeadTask]) 
         CheckpointError: Files are missing or damaged, or the family is not supported.
         UsageError: The family does not have the task's head or length.
     """
+    # The lengths of the tokens depend on the positions of the model, so that a model is needed, but no weights.
     with torch.device("meta"):
         if section.config is not None:
             return new_model(section.config, heads, tokenizer=str(section.tokenizer))

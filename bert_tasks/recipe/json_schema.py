@@ -1,4 +1,8 @@
-"""The JSON schema (draft 2020-12) with which editors complete and check recipes."""
+"""The JSON schema (draft 2020-12, https://json-schema.org) with which editors complete and check recipes.
+
+pydantic makes the schema of the sections. The settings depend on the task, so each task has a schema of its settings,
+which a condition on the key ``task`` selects.
+"""
 
 import dataclasses
 import inspect
@@ -30,29 +34,34 @@ def recipe_schema(task: str | None = None) -> Schema:
         RecipeError: There is no such task.
     """
     schema = _without_null(Recipe.model_json_schema())
-    head = {"$schema": _DIALECT, "title": "A recipe of bert-tasks" if task is None else f"A recipe for {task}"}
+    title = "A recipe of bert-tasks"
+    if task is not None:
+        title = f"A recipe for {task}"
     del schema["$defs"]["DataSpec"]["properties"]["tasks"]  # in a recipe these are sections of the tasks
     schema["$defs"]["DataSpec"]["oneOf"] = [{"required": [name]} for name in _SOURCES]
     properties = schema["properties"]
     if task is not None:
         task_class = load_task_class(task)
-        properties["task"] = {"const": task} if ":" in task else {"enum": list(task_names(task_class))}
+        if ":" in task:
+            properties["task"] = {"const": task}
+        else:
+            properties["task"] = {"enum": list(task_names(task_class))}
         properties["settings"] = _settings(task_class)
-        schema["required"] += ["settings"] if properties["settings"].get("required") else []
+        if properties["settings"].get("required"):
+            schema["required"].append("settings")
     else:
         properties["task"] = {"anyOf": [{"enum": list(TASK_NAMES)}, _OWN_TASK]}
         properties["settings"] = {"type": "object"}
         schema["required"].remove("task")
         schema["oneOf"] = [{"required": ["task"]}, {"required": ["tasks"]}]
-        schema["$defs"] |= {f"settings of {name}": _settings(each) for name, each in TASKS.items()}
-        schema["allOf"] = [
-            {
-                "if": {"properties": {"task": {"enum": list(task_names(each))}}},
-                "then": {"properties": {"settings": {"$ref": f"#/$defs/settings of {each.name}"}}},
-            }
-            for each in TASKS.values()
-        ]
-    return {**head, **{key: value for key, value in schema.items() if key != "title"}}
+        schema["allOf"] = []
+        for name, each in TASKS.items():
+            schema["$defs"][f"settings of {name}"] = _settings(each)
+            names = {"properties": {"task": {"enum": list(task_names(each))}}}
+            settings = {"properties": {"settings": {"$ref": f"#/$defs/settings of {each.name}"}}}
+            schema["allOf"].append({"if": names, "then": settings})
+    del schema["title"]  # which is the name of the class
+    return {"$schema": _DIALECT, "title": title, **schema}
 
 
 def schema_text(schema: Mapping[str, Any]) -> str:
@@ -69,15 +78,18 @@ def _settings(task_class: type[Task]) -> Schema:
         if name in descriptions:
             properties[name]["description"] = descriptions[name]
         if setting.default not in (dataclasses.MISSING, None):
-            properties[name]["default"] = json.loads(json.dumps(setting.default))
+            properties[name]["default"] = json.loads(json.dumps(setting.default))  # tuples become lists
+    schema: Schema = {"type": "object", "properties": properties, "additionalProperties": False}
     required = required_settings(task_class)
-    schema = {"type": "object", "properties": properties, "additionalProperties": False}
-    return {**schema, "required": required} if required else schema
+    if required:
+        schema["required"] = required
+    return schema
 
 
 def setting_descriptions(task_class: type[Task]) -> dict[str, str]:
     """Returns the text of each setting of a task and of its outputs, of the first output that describes it."""
     descriptions: dict[str, str] = {}
+    # In reverse order, so that the first output that describes a setting is the last to write.
     for output in reversed(task_class.outputs):
         descriptions |= _attribute_descriptions(output)
     return descriptions | _attribute_descriptions(task_class)
@@ -87,9 +99,10 @@ def _attribute_descriptions(owner: type) -> dict[str, str]:
     """Returns attribute -> its text under ``Attributes:`` of the class or nearest parent."""
     descriptions: dict[str, str] = {}
     for parent in reversed(owner.__mro__):
-        written = None if parent.__module__ == "builtins" else parent.__doc__
-        text = "" if written is None else inspect.cleandoc(written)
-        _, _, attributes = text.partition("Attributes:\n")
+        if parent.__module__ == "builtins" or parent.__doc__ is None:
+            continue
+        _, _, attributes = inspect.cleandoc(parent.__doc__).partition("Attributes:\n")
+        # An entry is indented by 4, and the lines that continue it by 8 or more.
         for entry in re.finditer(r"^    (\w[\w, ]*): (.*(?:\n {8,}.*)*)", attributes, flags=re.MULTILINE):
             words = " ".join(entry[2].split()).replace("``", "`")
             descriptions |= {name.strip(): words for name in entry[1].split(",")}
@@ -106,6 +119,9 @@ def _without_null(schema: Any) -> Any:
     options = plain.get("anyOf")
     if isinstance(options, list) and {"type": "null"} in options:
         rest = [option for option in options if option != {"type": "null"}]
-        del plain["anyOf"]
-        plain |= rest[0] if len(rest) == 1 else {"anyOf": rest}
+        del plain["anyOf"]  # the key goes to the end, where those of a single option are
+        if len(rest) == 1:
+            plain |= rest[0]
+        else:
+            plain["anyOf"] = rest
     return plain

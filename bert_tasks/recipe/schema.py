@@ -1,5 +1,9 @@
 """The typed, closed schema of recipes, read from TOML with overrides.
 
+A section of a recipe is a pydantic model, whose fields are the keys. The schema is closed, because a key with a slip of
+spelling would otherwise be a setting that silently does not apply. Sections check what concerns them alone, ``Recipe``
+what concerns several, and ``_checked`` the settings of tasks, which are fields of the tasks' classes.
+
 Importing this module loads neither torch nor a task.
 """
 
@@ -13,7 +17,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self
 
 import tomli_w
 from pydantic import (
@@ -43,10 +47,9 @@ from bert_tasks.recipe.errors import (
     schema_problems,
     unknown_key,
 )
-from bert_tasks.recipe.search import SearchSection, as_tuple, changed, checked_space, not_searchable
+from bert_tasks.recipe.search import SearchSection, changed, checked_space, not_searchable
 from bert_tasks.recipe.toml import (
     DATA_SOURCES,
-    EVALUATE_MODULE,
     Document,
     KeyPath,
     Override,
@@ -57,6 +60,7 @@ from bert_tasks.recipe.toml import (
     read_text,
     section_of,
 )
+from bert_tasks.recipe.values import IMPORTED, as_tuple, check_repeats, known_metric, no_limit
 from bert_tasks.tasks import TASKS, named_task
 from bert_tasks.tasks.base import Task
 from bert_tasks.tasks.settings import required_settings
@@ -65,41 +69,19 @@ from bert_tasks.tasks.several import ENTRIES, SEVERAL, HeadTask, head_tasks
 # The texts below the fields are shown in the JSON schema and in docs/reference/recipe.md.
 _CLOSED = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True, use_attribute_docstrings=True)
 
-
-Item = TypeVar("Item")
-_IN_MEMORY = "in memory"
-_IMPORTED = re.compile(r"\w+(\.\w+)*:\w+")  # module:name
-
-
-def _check_repeats(values: tuple[Item, ...]) -> tuple[Item, ...]:
-    repeated = next((value for value in values if values.count(value) > 1), None)
-    if repeated is not None:
-        raise ValueError(f"{repeated} appears more than once")
-    return values
-
+_IN_MEMORY = "in memory"  # the task, the model and the rows of ``fit``, which are objects and have no names
 
 # Word -> ``module:name`` of a function or class that takes parameter groups. None for AdamW of training/optim.py.
 OPTIMIZERS: dict[str, str | None] = {"adamw": None}
 
 
 def _known_optimizer(name: str) -> str:
-    if name not in OPTIMIZERS and not _IMPORTED.fullmatch(name):
+    """Returns the name of an optimizer, which is imported only when a run begins."""
+    if name not in OPTIMIZERS and not IMPORTED.fullmatch(name):
         raise ValueError(
             f"'{name}' is neither {', '.join(map(repr, OPTIMIZERS))} nor 'module:name', such as 'torch.optim:SGD'"
         )
     return name
-
-
-def _known_metric(source: Any) -> Any:
-    if isinstance(source, str):
-        if EVALUATE_MODULE.fullmatch(source) is None and _IMPORTED.fullmatch(source) is None:
-            raise ValueError(f"'{source}' is neither 'evaluate:NAME_OR_PATH' nor 'module:function'")
-    elif not callable(source) and not hasattr(source, "compute"):
-        raise ValueError(
-            f"{source!r} is no metric. Expected 'evaluate:NAME_OR_PATH', 'module:function', a function or a module of "
-            "evaluate"
-        )
-    return source
 
 
 @dataclass(frozen=True)
@@ -117,29 +99,29 @@ class OnResume:
     effect: Literal["silent", "noted", "extending"]
 
 
+# The limits of whole numbers are those of the types that store them: 32 bits of torch's counters and of NumPy's seeds.
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1, lt=2**31)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
-Seeds = Annotated[tuple[Seed, ...], Field(min_length=1), AfterValidator(_check_repeats)]
+Seeds = Annotated[tuple[Seed, ...], Field(min_length=1), AfterValidator(check_repeats)]
 LearningRateSchedule = Literal["linear", "cosine", "constant", "wsd"]
 TrackerName = Literal["tensorboard", "wandb", "mlflow", "trackio"]
 Layers = Literal["every-other"] | tuple[Annotated[int, Field(ge=0, lt=2**31)], ...]
 LoraTargets = Annotated[
-    tuple[LoraTarget, ...], Field(min_length=1), BeforeValidator(as_tuple), AfterValidator(_check_repeats)
+    tuple[LoraTarget, ...], Field(min_length=1), BeforeValidator(as_tuple), AfterValidator(check_repeats)
 ]
-Trackers = Annotated[tuple[TrackerName, ...], BeforeValidator(as_tuple), AfterValidator(_check_repeats)]
+Trackers = Annotated[tuple[TrackerName, ...], BeforeValidator(as_tuple), AfterValidator(check_repeats)]
 Names = Annotated[
-    tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(as_tuple), AfterValidator(_check_repeats)
+    tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(as_tuple), AfterValidator(check_repeats)
 ]
 # A name, or for ``fit`` also a function or a module of evaluate, which no recipe holds.
-MetricSource = Annotated[Any, AfterValidator(_known_metric), WithJsonSchema({"type": "string"})]
-MetricsOfTask = Annotated[tuple[MetricSource, ...], BeforeValidator(as_tuple), AfterValidator(_check_repeats)]
+MetricSource = Annotated[Any, AfterValidator(known_metric), WithJsonSchema({"type": "string"})]
+MetricsOfTask = Annotated[tuple[MetricSource, ...], BeforeValidator(as_tuple), AfterValidator(check_repeats)]
 MetricSources = MetricsOfTask | dict[str, MetricsOfTask]
-# TOML has no null, so 0 and "none" disable the limit.
 Norm = Annotated[
     Positive | None,
-    BeforeValidator(lambda value: None if value == "none" or (value == 0 and value is not False) else value),
+    BeforeValidator(no_limit),
     WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0}, {"const": "none"}]}),
 ]
 
@@ -152,6 +134,7 @@ class ModelSection(BaseModel):
     """A hub id, a folder, or `package:NAME/PATH` for weights inside an installed package."""
     revision: str | None = None
     """Branch, tag or commit of a hub id."""
+    # DistilBERT begins so, with one of two layers of its teacher (https://arxiv.org/abs/1910.01108).
     layers: Layers | None = None
     """Train a student with only these layers of the checkpoint, counted from 0. "every-other" keeps layers 0, 2, 4,
     ...."""
@@ -168,7 +151,8 @@ class ModelSection(BaseModel):
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
-        if (self.name is None) == (self.config is None):
+        """Checks that the section names a checkpoint or describes a new model, and has no keys of the other."""
+        if (self.name is None) == (self.config is None):  # both or none of them
             problem = "Both are set" if self.name is not None else "Neither is set"
             raise ValueError(f"needs either name (a checkpoint) or config (a new model). {problem}")
         if self.config is None:
@@ -181,6 +165,7 @@ class ModelSection(BaseModel):
         if others:
             raise ValueError(f"{others[0]} belongs to name, and config is set")
         try:
+            # Only transformers knows the fields of a family, so the configuration is made once to see that it is valid.
             new_hf_config(self.config)
         except CheckpointError as error:
             raise ValueError(f"config is invalid. {error}") from None
@@ -196,6 +181,7 @@ class TeacherSection(BaseModel):
     or a model for each of some tasks, for example `{intent = "runs/intent"}`."""
     revision: str | None = None
     """Branch, tag or commit of a hub id."""
+    # Hinton et al. 2015, https://arxiv.org/abs/1503.02531.
     temperature: Positive = 2.0
     """Divisor of the logits of classes. A higher temperature gives unlikely classes more weight."""
     weight: Annotated[float, Field(ge=0, le=1)] = 0.5
@@ -205,6 +191,7 @@ class TeacherSection(BaseModel):
     ("mse")."""
     hidden_weight: NotNegative = 1.0
     """Weight of the states in the loss."""
+    # Wang et al. 2020, https://arxiv.org/abs/2012.15828.
     relations: bool | Count = False
     """Also compare the relations between tokens in the last layer's queries, keys and values, in this number of heads
     (MiniLMv2). `true` uses the number of the teacher's attention heads. Widths and heads of the models may differ."""
@@ -223,6 +210,8 @@ class OptimSection(BaseModel):
     `weight_decay`) and returns an optimizer of torch, such as `torch.optim:SGD`."""
     learning_rate: Annotated[Positive, OnResume("noted")] = 5e-5
     """The highest learning rate, after the warm-up."""
+    # "wsd" (warm-up, stable, decay) is the schedule of MiniCPM, https://arxiv.org/abs/2404.06395. A run of it can go on
+    # without a number of steps that was fixed before.
     lr_scheduler_type: Annotated[LearningRateSchedule, OnResume("noted")] = "linear"
     """The learning rate after the warm-up. It falls to 0 linearly or like a cosine, or is constant. With "wsd" it is
     constant and falls linearly to 0 over the last `decay_ratio` of the steps."""
@@ -243,6 +232,7 @@ class OptimSection(BaseModel):
     """Share of the steps in which the learning rate rises from 0."""
     decay_ratio: Annotated[float, Field(gt=0, le=1), OnResume("noted")] = 0.1
     """Share of the steps, the last ones, in which "wsd" lowers the learning rate."""
+    # Decoupled from the gradient, as in AdamW (https://arxiv.org/abs/1711.05101).
     weight_decay: Annotated[NotNegative, OnResume("noted")] = 0.0
     """Weight decay of all weights except layer norms and biases."""
     max_grad_norm: Annotated[Norm, OnResume("noted")] = 1.0
@@ -253,6 +243,7 @@ class OptimSection(BaseModel):
     """AdamW's second decay rate."""
     adam_epsilon: Annotated[Positive, OnResume("noted")] = 1e-8
     """Constant that AdamW adds to the denominator."""
+    # Without it, fine-tuning on few rows is less stable (https://arxiv.org/abs/2006.05987).
     bias_correction: bool = True
     """Correct AdamW's moments for their start at 0. Google trained BERT and ELECTRA without it."""
     mixed_precision: Literal["no", "fp16", "bf16"] = "no"
@@ -263,12 +254,15 @@ class OptimSection(BaseModel):
     covered."""
     head_learning_rate: Annotated[Positive | None, OnResume("noted")] = None
     """Learning rate of the task's head, if it has its own."""
+    # ELECTRA is fine-tuned so (https://arxiv.org/abs/2003.10555).
     layerwise_lr_decay: Annotated[Annotated[float, Field(gt=0, le=1)] | None, OnResume("noted")] = None
     """Factor of the learning rate from each layer to the layer below it."""
+    # What is frozen changes the parameters that the optimizer has states for, so no resumed run may change it.
     freeze_embeddings: bool = False
     """Do not train the embeddings."""
     freeze_layers: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """Number of layers, counted from the embeddings, that are not trained."""
+    # Hu et al. 2021, https://arxiv.org/abs/2106.09685.
     lora_rank: Count | None = None
     """Train low-rank adapters (LoRA) of this rank and the task's head, instead of all weights. The saved model has the
     adapters in its weights."""
@@ -285,7 +279,7 @@ class OptimSection(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _one_size(cls, section: Any) -> Any:
-        """Removes ``batch_size`` if ``batch_tokens`` replaces it."""
+        """Removes the default of ``batch_size`` if ``batch_tokens`` replaces it, and rejects both together."""
         if not isinstance(section, Mapping) or section.get("batch_tokens") is None:
             return section
         if section.get("batch_size") is not None:
@@ -296,6 +290,8 @@ class OptimSection(BaseModel):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
+        """Checks that keys have an effect beside the others."""
+        # ``model_fields_set`` would also have keys that are stated with their defaults, as in a resolved recipe.
         changed = [name for name, field in type(self).model_fields.items() if getattr(self, name) != field.default]
         if self.batch_size is None and self.batch_tokens is None:
             raise ValueError("batch_size has no value. Set it to a whole number from 1, or set batch_tokens")
@@ -371,6 +367,7 @@ class FoldsSection(BaseModel):
 
     @model_validator(mode="after")
     def _has_fold(self) -> Self:
+        """Checks that the only fold to train exists."""
         if self.fold is not None and self.fold > self.count:
             raise ValueError(f"fold is {self.fold}, but there are {self.count} folds")
         return self
@@ -405,6 +402,7 @@ class Recipe(BaseModel):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
+        """Checks what concerns several sections."""
         if self.folds is not None and self.run.seeds is not None:
             raise ValueError("run.seeds and [folds] exclude each other. Remove one of them")
         if self.optim.lora_rank is not None and self.model.config is not None:
@@ -469,15 +467,20 @@ def with_values(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
 
 
 def _document(recipe: Recipe, *, only_stated: bool = False) -> Document:
+    """Returns the tables of a recipe as TOML has them, with all keys or those that are stated."""
     document = recipe.model_dump(exclude_none=True, exclude_unset=only_stated)  # TOML has no null, so the key is absent
     if recipe.optim.max_grad_norm is None:
         document.setdefault("optim", {})["max_grad_norm"] = "none"
+    # In a recipe the rows of a task are a section of the task, and in memory a part of the data.
     of_tasks = document["data"].pop("tasks", {})
     if "heads" in recipe.settings:  # see ``_of_several_tasks``
         others = {key: value for key, value in document.items() if key not in ("task", "settings")}
-        heads = recipe.settings["heads"]
-        sections = {name: {**heads[name], **({"data": of_tasks[name]} if name in of_tasks else {})} for name in heads}
-        if of_tasks.keys() == heads.keys():
+        sections: Document = {}
+        for name, head in recipe.settings["heads"].items():
+            sections[name] = dict(head)
+            if name in of_tasks:
+                sections[name]["data"] = of_tasks[name]
+        if of_tasks.keys() == sections.keys():
             del others["data"]
         document = {"tasks": sections, **others}
     return document
@@ -485,6 +488,7 @@ def _document(recipe: Recipe, *, only_stated: bool = False) -> Document:
 
 def fit_keys() -> dict[str, tuple[str, str]]:
     """Returns the arguments of ``fit`` that are keys, each with its section and key."""
+    # One run has one seed, and its output folder, model and rows are arguments of their own.
     return {
         **{name: ("optim", name) for name in OptimSection.model_fields},
         **{name: ("run", name) for name in RunSection.model_fields if name not in ("seeds", "output_dir")},
@@ -508,12 +512,17 @@ def option_hint(option: str, value: str) -> str:
     name = option.lstrip("-").replace("-", "_")
     sections: dict[str, Collection[str]] = {section: model.model_fields for section, model in _SECTIONS.items()}
     sections["data"] = [each.name for each in dataclasses.fields(DataSpec)]
-    sections["settings"] = [key for task in TASKS.values() for key in task.stated_settings()]
-    home = next((section for section, keys in sections.items() if name in keys), None)
-    if home is not None:
-        return f"Use --set {shlex.quote(f'{home}.{name}={value}')}"
+    settings: dict[str, None] = {}
+    for task in TASKS.values():
+        settings |= dict.fromkeys(task.stated_settings())
+    sections["settings"] = settings
+    for section, keys in sections.items():
+        if name in keys:
+            return f"Use --set {shlex.quote(f'{section}.{name}={value}')}"
     hint = hf_hint(name, (), sections).removeprefix(". ")
-    return hint.replace("Use ", "Use --set ", 1) if hint.startswith("Use ") else hint
+    if hint.startswith("Use "):
+        return hint.replace("Use ", "Use --set ", 1)
+    return hint
 
 
 def recipe_of_arguments(
@@ -533,12 +542,14 @@ def recipe_of_arguments(
     document: dict[str, Any] = {"optim": {}, "run": {"output_dir": output_dir}}
     data: dict[str, Any] = {"train": _IN_MEMORY}
     document |= {"task": _IN_MEMORY, "model": {"name": _IN_MEMORY}}
-    document["data"] = {**data, "tasks": dict.fromkeys(tasks, data)} if tasks else data
+    document["data"] = dict(data)
+    if tasks:
+        document["data"]["tasks"] = dict.fromkeys(tasks, data)
     if teacher is not None:
         document["teacher"] = {"name": teacher}
     for name, value in arguments.items():
         section, key = keys[name]
-        if section in document:
+        if section in document:  # arguments of a teacher do nothing without a teacher
             document[section][key] = value
     try:
         return Recipe.model_validate(document)
@@ -549,13 +560,13 @@ def recipe_of_arguments(
 
 def resume_effects() -> dict[str, str]:
     """Returns ``section.key`` -> the effect (`OnResume`) of settings that may change."""
-    return {
-        f"{section}.{name}": mark.effect
-        for section, model in _SECTIONS.items()
-        for name, field in model.model_fields.items()
-        for mark in field.metadata
-        if isinstance(mark, OnResume)
-    }
+    effects: dict[str, str] = {}
+    for section, model in _SECTIONS.items():
+        for name, field in model.model_fields.items():
+            for mark in field.metadata:
+                if isinstance(mark, OnResume):
+                    effects[f"{section}.{name}"] = mark.effect
+    return effects
 
 
 def silent_settings() -> frozenset[str]:
@@ -564,8 +575,17 @@ def silent_settings() -> frozenset[str]:
 
 
 def import_name(name: str, label: str, *, example: str) -> Any:
-    """Imports ``module:name``, the value of setting ``label``, and runs its code."""
-    if not _IMPORTED.fullmatch(name):
+    """Imports ``module:name``, the value of a setting, which runs the code of the module.
+
+    Args:
+        name: The value, such as ``torch.optim:SGD``.
+        label: Name of the setting in messages.
+        example: What was expected, in messages.
+
+    Raises:
+        RecipeError: The value has another form, the module cannot be imported, or it has no such name.
+    """
+    if not IMPORTED.fullmatch(name):
         raise RecipeError(f"{label} is '{name}', expected {example}")
     module_name, _, attribute = name.partition(":")
     try:
@@ -585,6 +605,7 @@ def load_task_class(name: str) -> type[Task]:
         except UsageError as error:
             raise RecipeError(f"{error} (or 'module:Class' for your own task)") from None
     task = import_name(name, "task", example="'module:Class', such as 'my_package.my_task:MyTask'")
+    # A function or an instance can be imported by the same notation, and a subclass may be unfinished.
     if not (isinstance(task, type) and issubclass(task, Task)):
         raise RecipeError(f"task '{name}' is no subclass of Task")
     if inspect.isabstract(task):
@@ -609,7 +630,9 @@ def build_heads(recipe: Recipe) -> dict[str, HeadTask]:
 
 def build_task(recipe: Recipe, labels: tuple[str, ...] | None = None) -> Task:
     """Returns the recipe's task. Raises RecipeError if it rejects its settings."""
-    settings = recipe.settings if labels is None else {**recipe.settings, "labels": labels}
+    settings = recipe.settings
+    if labels is not None:
+        settings = {**settings, "labels": labels}
     try:
         return load_task_class(recipe.task).of(**settings)
     except ValueError as error:
@@ -619,7 +642,9 @@ def build_task(recipe: Recipe, labels: tuple[str, ...] | None = None) -> Task:
 def _validated(
     document: Document, file: str, text: str = "", options: Mapping[KeyPath, str] = MappingProxyType({})
 ) -> Recipe:
+    """Returns the recipe of a document, or raises one RecipeError with all of its problems."""
     recipe, problems = _checked(document)
+    # The space is checked last, with a recipe for each of its limits, which must be valid without it.
     if recipe is not None and not problems and recipe.search is not None:
         space, problems = checked_space(recipe.search, document, _checked)
         recipe = recipe.model_copy(update={"search": recipe.search.with_space(space)})
@@ -639,12 +664,16 @@ def _checked(document: Document) -> tuple[Recipe | None, list[Problem]]:
             task_class = load_task_class(document["task"])
         except RecipeError as error:
             problems.append(Problem(("task",), str(error)))
+    known_settings: tuple[str, ...] = ()
+    if task_class is not None:
+        known_settings = tuple(task_class.stated_settings())
     known_keys: KnownKeys = {
         **{name: tuple(section.model_fields) for name, section in _SECTIONS.items()},
         "data": tuple(field.name for field in dataclasses.fields(DataSpec)),
-        "settings": () if task_class is None else tuple(task_class.stated_settings()),
+        "settings": known_settings,
         "": ("task",),
     }
+    # [search] allows any key, so those that are no keys of [optim] are found here.
     search = section_of(document, "search")
     unknown = [name for name in search if name not in SearchSection.model_fields | OptimSection.model_fields]
     if unknown:
@@ -659,9 +688,12 @@ def _checked(document: Document) -> tuple[Recipe | None, list[Problem]]:
         recipe = Recipe.model_validate_json(json.dumps(document, default=str), strict=True)
     except ValidationError as error:
         problems += schema_problems(error, document, (), known_keys)
+    # Problems of the settings and of the schema are found apart, and reported together.
     if recipe is None:
         return None, problems
-    name = recipe.task if task_class is None or ":" in recipe.task else task_class.name  # aliases are replaced
+    name = recipe.task
+    if task_class is not None and ":" not in name:
+        name = task_class.name  # instead of an alias, so that a run has one name for its task
     return recipe.model_copy(update={"task": name, "settings": settings}), problems
 
 
@@ -672,6 +704,7 @@ def _of_several_tasks(document: Document) -> tuple[Document, list[Problem]]:
         return document, [Problem(("data", "tasks"), "'tasks' does not belong in [data]. Write [tasks.NAME.data]")]
     if not isinstance(tasks, dict) or not tasks:
         return document, []
+    # All problems are collected, also where one excludes another, because each of them needs a change of the file.
     both = sorted({"task", "settings"} & document.keys())
     problems = [Problem((name,), f"{name} and [tasks.NAME] exclude each other. Remove one of them") for name in both]
     if section_of(document, "data").get("columns"):
@@ -679,7 +712,9 @@ def _of_several_tasks(document: Document) -> tuple[Document, list[Problem]]:
     heads: Document = {}
     of_tasks: Document = {}
     for name, entry in tasks.items():
-        task_name = entry.get("task") if isinstance(entry, dict) else None
+        task_name = None
+        if isinstance(entry, dict):
+            task_name = entry.get("task")
         try:
             task_class = load_task_class(str(task_name))
         except RecipeError as error:
@@ -690,13 +725,14 @@ def _of_several_tasks(document: Document) -> tuple[Document, list[Problem]]:
             problems += wrong
             format = FORMATS.get(of_tasks[name].get("format", ""))
             entry = {key: value for key, value in entry.items() if key != "data"}
+            # The labels of GLUE have an order, which the task of its own file would not know from sorted names.
             if format is not None and format.label_names:
                 entry = {"labels": list(format.label_names.values()), **entry}
         settings = {key: value for key, value in entry.items() if key not in ENTRIES}
         keys: KnownKeys = {"settings": (*task_class.stated_settings(), *ENTRIES, "data")}
         checked, wrong = _checked_settings(settings, task_class, keys)
-        texts = [(path, text.replace("[settings]", f"[tasks.{name}]")) for path, text in wrong]
-        problems += [Problem(("tasks", name, *path[1:]), text) for path, text in texts]
+        for path, text in wrong:
+            problems.append(Problem(("tasks", name, *path[1:]), text.replace("[settings]", f"[tasks.{name}]")))
         heads[name] = {**entry, **checked}
         if not wrong:
             try:
@@ -712,7 +748,10 @@ def _of_several_tasks(document: Document) -> tuple[Document, list[Problem]]:
             text = f"task '{without[0]}' has no rows. Name them in [data] or [tasks.{without[0]}.data]"
             problems.append(Problem(("tasks", without[0]), text))
         others["data"] = {**section_of(others, "data"), "tasks": of_tasks}
-    return {**others, "task": SEVERAL, "settings": {"heads": heads} if not problems else {}}, problems
+    settings = {}
+    if not problems:
+        settings = {"heads": heads}
+    return {**others, "task": SEVERAL, "settings": settings}, problems
 
 
 def _data_of_task(name: str, section: Any) -> tuple[Document, list[Problem]]:
@@ -724,7 +763,9 @@ def _data_of_task(name: str, section: Any) -> tuple[Document, list[Problem]]:
     except ValidationError as error:
         return {}, list(schema_problems(error, section, path, keys))
     if spec.columns or spec.tasks:
-        key = "columns" if spec.columns else "tasks"
+        key = "tasks"
+        if spec.columns:
+            key = "columns"
         return {}, [Problem((*path, key), f"name the columns in [tasks.{name}], not in [tasks.{name}.data]")]
     return section, []
 
@@ -744,12 +785,15 @@ def _checked_settings(settings: Document, task_class: type[Task], keys: KnownKey
             checked[name] = known[name].typed(value)
         except ValidationError as error:
             problems += schema_problems(error, value, path, keys)
+    # Settings that are valid alone may exclude each other, which only the task knows.
     if not problems:
         try:
             task_class.of(**checked)
         except ValueError as error:  # reported at the setting that the message names first
             words = re.findall(r"\w+", str(error))
-            named = min((name for name in checked if name in words), key=words.index, default=None)
-            path = ("settings",) if named is None else ("settings", named)
+            named = next((word for word in words if word in checked), None)
+            path = ("settings",)
+            if named is not None:
+                path = ("settings", named)
             problems.append(Problem(path, f"[settings] {error}"))
     return checked, problems

@@ -1,4 +1,9 @@
-"""The section ``[search]`` of a recipe, with the keys of a hyper-parameter search."""
+"""The section ``[search]`` of a recipe, with the keys of a hyper-parameter search.
+
+A search tries values of some keys, so that its section has other keys for each recipe. What a key may be is known only
+by the key itself: the space is valid if the recipe is valid with each of its limits or choices (``checked_space``). A
+search over night must not end because one of the trials has an impossible value.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
@@ -8,18 +13,15 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from bert_tasks.data.issues import did_you_mean
 from bert_tasks.recipe.errors import KnownKeys, Problem
 from bert_tasks.recipe.toml import Document, KeyPath, literal, section_of
+from bert_tasks.recipe.values import as_tuple
 
 _MOST_COMBINATIONS = 10_000
 _FORMS = "needs {low = ..., high = ...}, with log = true if you like, or {choices = [...]}"
 _CLOSED = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True, use_attribute_docstrings=True)
 
 
-def as_tuple(value: Any) -> Any:
-    """Returns a list as a tuple, and any other value as it is."""
-    return tuple(value) if isinstance(value, list) else value
-
-
 def _check_repeats(choices: Sequence[Any]) -> None:
+    """Raises ValueError for equal choices. They are compared as TOML, because True equals 1 in Python."""
     texts = list(map(literal, choices))
     repeated = next((text for text in texts if texts.count(text) > 1), None)
     if repeated is not None:
@@ -31,6 +33,7 @@ Count = Annotated[int, Field(ge=1, lt=2**31)]
 Sampler = Literal["tpe", "random", "grid"]
 
 
+# A range has two keys, because a list of two numbers could as well be two choices.
 class Space(BaseModel):
     """The values of a key in a search, as a range of numbers or as choices."""
 
@@ -47,6 +50,7 @@ class Space(BaseModel):
 
     @model_validator(mode="after")
     def _one_form(self) -> Self:
+        """Checks that the space is either a range or a list of choices."""
         bounds = (self.low, self.high)
         if self.choices is not None:
             if bounds != (None, None) or self.log:
@@ -68,32 +72,42 @@ class Space(BaseModel):
         """The number of values. None if it has no end."""
         if self.choices is not None:
             return len(self.choices)
-        return self.high - self.low + 1 if isinstance(self.low, int) and isinstance(self.high, int) else None
+        if isinstance(self.low, int) and isinstance(self.high, int):
+            return self.high - self.low + 1
+        return None
 
     @property
     def values(self) -> Sequence[Any]:
         """All values, if there is an end of them."""
         if isinstance(self.low, int) and isinstance(self.high, int):
             return range(self.low, self.high + 1)
-        return () if self.choices is None else self.choices
+        if self.choices is None:
+            return ()
+        return self.choices
 
     def __contains__(self, value: Any) -> bool:
         if self.choices is not None:
             return value in self.choices
+        # A range of 0 to 1 has no True, which is an int of 1 for Python.
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         return is_number and self.low is not None and self.high is not None and self.low <= value <= self.high
 
     @property
     def probes(self) -> tuple[Any, ...]:
         """Values that the key must accept if it accepts all of them."""
-        return (self.low, self.high) if self.choices is None else self.choices
+        if self.choices is None:
+            return (self.low, self.high)
+        return self.choices
 
     def with_probes(self, probes: Sequence[Any], *, is_grid: bool) -> Self:
         """Returns the space with the key's type. Raises ValueError for equal choices."""
         if self.choices is not None:
             _check_repeats(probes)
             return self.model_copy(update={"choices": tuple(probes)})
-        return self if is_grid else self.model_copy(update=dict(zip(("low", "high"), probes, strict=True)))
+        if is_grid:  # which uses whole numbers one by one, also for a key that takes fractions
+            return self
+        low, high = probes
+        return self.model_copy(update={"low": low, "high": high})
 
 
 class SearchSection(BaseModel):
@@ -136,12 +150,17 @@ class SearchSection(BaseModel):
 
     @property
     def space(self) -> dict[str, Space]:
-        """``section.key`` -> its values."""
+        """The keys to vary, as ``section.key``, and the values of each."""
         tables = {"optim": {**self.__pydantic_extra__, **self.optim}, "settings": self.settings, "model": self.model}
-        return {f"{section}.{name}": space for section, table in tables.items() for name, space in table.items()}
+        spaces = {}
+        for section, table in tables.items():
+            for name, space in table.items():
+                spaces[f"{section}.{name}"] = space
+        return spaces
 
     def with_space(self, space: Mapping[str, Space]) -> Self:
         """Returns the section with other values for its keys."""
+        # The section is frozen, so it is copied. Keys without a section go to [optim], where they belong.
         tables: dict[str, dict[str, Space]] = {"optim": {}, "settings": {}, "model": {}}
         for key in self.space:
             section, name = key.split(".", 1)
@@ -188,12 +207,15 @@ def checked_space(search: SearchSection, document: Document, check: Check) -> tu
     Each value is tried alone, in the recipe as it is. Whole numbers become fractions for a key that accepts these, but
     a grid uses those between low and high one by one.
     """
+    # Without [search], or each check would check the space again.
     alone = {name: value for name, value in document.items() if name != "search"}
     stated = section_of(document, "search")
     space, problems = dict(search.space), list[Problem]()
     for key, values in search.space.items():
         section, name = key.split(".", 1)
-        path: KeyPath = ("search", name) if name in stated else ("search", section, name)
+        path: KeyPath = ("search", section, name)
+        if name in stated:  # a key of [optim], which needs no section
+            path = ("search", name)
         try:
             typed = [_typed(key, value, alone, check) for value in values.probes]
         except ValueError as error:
@@ -212,5 +234,8 @@ def _typed(key: str, value: Any, document: Document, check: Check) -> Any:
     if recipe is None or wrong:
         raise ValueError(wrong[0].text)
     section, name = key.split(".", 1)
+    # JSON's 1 is a valid float, and the key has converted it. Optuna must know that it may draw fractions.
     taken = recipe.model_dump(include={section})[section].get(name)
-    return float(value) if isinstance(taken, float) else value
+    if isinstance(taken, float):
+        return float(value)
+    return value

@@ -1,11 +1,16 @@
-"""TOML with the line of each key, plain values, and overrides of a recipe."""
+"""TOML (https://toml.io) with the line of each key, plain values, and overrides of a recipe.
+
+Python's ``tomllib`` parses documents, but knows neither lines of keys nor limits. This module adds both, and joins a
+file with the options of the command line. Paths become absolute here, because a path in a file starts at the file, and
+one that is typed starts at the current folder.
+"""
 
 import copy
 import json
 import os
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -53,19 +58,29 @@ def parse_document(text: str) -> Document:
 
 
 def _is_within_limits(value: object, depth: int) -> bool:
+    """Returns True if a value has no integer of more than 64 bits and no deep nesting."""
     if isinstance(value, int):
         return -(2**63) <= value < 2**63
-    items = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    items: Iterable[object] = ()
+    if isinstance(value, Mapping):
+        items = value.values()
+    elif isinstance(value, list):
+        items = value
     return depth < _DEEPEST and all(_is_within_limits(item, depth + 1) for item in items)
 
 
 def key_lines(text: str) -> dict[KeyPath, int]:
-    """Returns the 1-based line of every table and key of a valid TOML text."""
+    """Returns the 1-based line of every table and key of a valid TOML text.
+
+    Lines are added to a statement until it can be parsed alone, which is the case for each header of a table and each
+    key with its value.
+    """
     lines: dict[KeyPath, int] = {}
     table: tuple[str, ...] = ()
     statement, begin = "", 1
     for number, line in enumerate(text.split("\n"), start=1):
-        begin, statement = (begin, statement) if statement else (number, "")
+        if not statement:
+            begin = number
         statement += f"{line}\n"
         try:
             path = _first_path(tomllib.loads(statement))
@@ -99,7 +114,9 @@ def parse_value(text: str) -> Any:
             raise RecipeError(f"{text[:_SHOWN]}...: {error}") from None
         return text
     value = document["value"]
-    return text if len(document) > 1 or isinstance(value, date | time) else value
+    if len(document) > 1 or isinstance(value, date | time):  # a text such as "1\nepochs = 2", or 2020-01-01
+        return text
+    return value
 
 
 def literal(value: object) -> str:
@@ -107,8 +124,9 @@ def literal(value: object) -> str:
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(literal, value))}]"
     if isinstance(value, Mapping):
-        items = ((tomli_w.dumps({key: 0}).removesuffix("0\n"), item) for key, item in value.items())
-        return f"{{{', '.join(key + literal(item) for key, item in items)}}}"
+        # A document with one key shows how the key is quoted, and below how a value is.
+        items = [tomli_w.dumps({key: 0}).removesuffix("0\n") + literal(item) for key, item in value.items()]
+        return f"{{{', '.join(items)}}}"
     return tomli_w.dumps({"value": value})[len("value = ") : -1]
 
 
@@ -136,11 +154,14 @@ def read_text(file: Path) -> str:
 
 
 def parse_text(text: str, file: Path) -> Document:
+    """Returns the document of a recipe's text. Raises RecipeError with the line if it is no TOML."""
     try:
         return parse_document(text)
     except tomllib.TOMLDecodeError as error:
-        match = re.fullmatch(r"(.*) \(at line (\d+), column \d+\)", str(error), re.DOTALL)
-        reason, source = (match[1], f"{file}:{match[2]}") if match else (str(error), str(file))
+        reason, source = str(error), str(file)
+        match = re.fullmatch(r"(.*) \(at line (\d+), column \d+\)", reason, re.DOTALL)
+        if match:
+            reason, source = match[1], f"{file}:{match[2]}"
         hints = {
             "Cannot overwrite a value": ". The key appears twice",
             "Invalid value": ". Strings need quotes",
@@ -149,6 +170,7 @@ def parse_text(text: str, file: Path) -> Document:
 
 
 def parse_override(text: str) -> Override:
+    """Returns the override of ``section.key=value``. Raises RecipeError for another form."""
     key, equals, value = text.partition("=")
     try:
         path = _first_path(parse_document(f"{key} = 0"))
@@ -165,16 +187,19 @@ def combined(document: Document, folder: Path, changes: Sequence[Override]) -> D
     A path in the file is relative to the file. An override that sets another source of data removes the document's
     source.
     """
-    layers = [(copy.deepcopy(document), folder)]
+    layers = [(copy.deepcopy(document), folder)]  # a document, and the folder at which its paths start
     for change in changes:
         nested = change.value
         for key in reversed(change.path):
             nested = {key: nested}
         layers.append((copy.deepcopy(nested), Path()))
-    tasks = sorted({name for layer, _ in layers for name in section_of(layer, "tasks")})
-    for path in (("data",), *(("tasks", name, "data") for name in tasks)):
+    tasks: set[str] = set()
+    for layer, _ in layers:
+        tasks.update(section_of(layer, "tasks"))
+    for path in (("data",), *(("tasks", name, "data") for name in sorted(tasks))):
         data = section_of(layers[0][0], *path)
-        if any(change.path == (*path, source) and source not in data for source in DATA_SOURCES for change in changes):
+        new_sources = [(*path, source) for source in DATA_SOURCES if source not in data]
+        if any(change.path in new_sources for change in changes):
             for key in _SOURCE_KEYS:
                 data.pop(key, None)
         with_files = any("train" in section_of(layer, *path) for layer, _ in layers)
@@ -203,19 +228,25 @@ def section_of(document: Document, *names: str) -> Document:
     """Returns a section of a document or section, or an empty one if there is none."""
     for name in names:
         section = document.get(name)
-        document = section if isinstance(section, dict) else {}
+        if not isinstance(section, dict):  # the schema reports a value where a table was expected
+            return {}
+        document = section
     return document
 
 
 def _merged(below: Document, above: Document) -> Document:
+    """Returns a document with the keys of another. Tables are merged, and other values, also lists, are replaced."""
     merged = dict(below)
     for key, value in above.items():
         under = merged.get(key)
-        merged[key] = _merged(under, value) if isinstance(under, dict) and isinstance(value, dict) else value
+        if isinstance(under, dict) and isinstance(value, dict):
+            value = _merged(under, value)
+        merged[key] = value
     return merged
 
 
 def _make_absolute(section: Document, start: Path, keys: Mapping[str, bool]) -> None:
+    """Makes the paths in some keys of a section absolute. The value of a key is as in ``_PATHS``."""
     for key, only_folders in keys.items():
         if key in section:
             section[key] = _absolute(section[key], start, only_folders=only_folders)
@@ -227,15 +258,19 @@ def _with_absolute_modules(value: Any, start: Path) -> Any:
         return {key: _with_absolute_modules(item, start) for key, item in value.items()}
     if isinstance(value, list):
         return [_with_absolute_modules(item, start) for item in value]
-    module = EVALUATE_MODULE.fullmatch(value) if isinstance(value, str) else None
+    if not isinstance(value, str):
+        return value
+    module = EVALUATE_MODULE.fullmatch(value)
     if module is None:
         return value
     path = Path(os.path.abspath(start / os.path.expanduser(module["path"])))
-    is_module = path.is_file() or (path / f"{path.name}.py").is_file()
-    return value.replace(module["path"], str(path), 1) if is_module else value
+    if not path.is_file() and not (path / f"{path.name}.py").is_file():  # the name of a module of the hub
+        return value
+    return value.replace(module["path"], str(path), 1)
 
 
 def _absolute(value: Any, start: Path, *, only_folders: bool) -> Any:
+    """Returns a value with absolute paths, in lists and tables, too."""
     if isinstance(value, dict):
         return {key: _absolute(item, start, only_folders=only_folders) for key, item in value.items()}
     if isinstance(value, list):
@@ -243,4 +278,6 @@ def _absolute(value: Any, start: Path, *, only_folders: bool) -> Any:
     if not isinstance(value, str) or not value:
         return value
     path = os.path.abspath(start / os.path.expanduser(value))
-    return path if not only_folders or Path(path).is_dir() else value
+    if only_folders and not Path(path).is_dir():  # a name on the hub
+        return value
+    return path

@@ -1,4 +1,8 @@
-"""File formats with their names, extensions and parsers."""
+"""File formats with their names, extensions and parsers.
+
+The extension of a file names its format. Where formats share one, such as .json, the first characters decide. This
+module also finds the files of a split in a folder, by the names that each format has for them.
+"""
 
 from pathlib import Path
 
@@ -43,7 +47,9 @@ def file_format(name: str | None, path: Path, columns: Columns | None = None) ->
     check_path(path, DataError)
     if path.is_dir():
         format = folder_format(path)
-        return named_format("datasets") if format is None else format
+        if format is None:
+            format = named_format("datasets")  # whose reader says what the folder lacks
+        return format
     extension = uncompressed(path).suffix.lower()
     candidates = [format for format in FORMATS.values() if extension in format.extensions]
     if not candidates:
@@ -54,37 +60,59 @@ def file_format(name: str | None, path: Path, columns: Columns | None = None) ->
         raise DataError(f"{path}: no format belongs to the extension {extension!r}. {advice}")
     if len(candidates) == 1:
         return candidates[0]
+    # The first candidate is the usual format of the extension, which reads what no other format claims.
     try:
         with open_text(path, encoding=None, newline="\n") as file:
             start = file.read(_START_LENGTH)
     except (OSError, DataError):  # the reader reports it
         start = ""
-    read = None if columns is None else source_columns(columns)
-    return next((format for format in candidates[1:] if format.matches(start, read)), candidates[0])
+    read = None
+    if columns is not None:
+        read = source_columns(columns)
+    for format in candidates[1:]:
+        if format.matches(start, read):
+            return format
+    return candidates[0]
 
 
 def uncompressed(path: Path) -> Path:
     """Returns the path without ``.gz``, the extension of a compressed text file."""
-    return path.with_suffix("") if path.suffix.lower() == GZIP_EXTENSION else path
+    if path.suffix.lower() != GZIP_EXTENSION:
+        return path
+    return path.with_suffix("")
 
 
 def _names_of_split(split: str, format: str | None) -> tuple[list[str], list[str]]:
     """Returns possible names of a split's files, also compressed."""
-    formats = list(FORMATS.values()) if format is None else [named_format(format)]
-    names = [f"{split}{extension}" for row in formats for extension in row.extensions]
-    packed = [f"{split}{extension}{GZIP_EXTENSION}" for row in formats if row.is_text for extension in row.extensions]
-    return [*names, *(pattern.format(split=split) for row in formats for pattern in row.file_names)], packed
+    formats = list(FORMATS.values())
+    if format is not None:
+        formats = [named_format(format)]
+    names, patterns, packed = list[str](), list[str](), list[str]()
+    for each in formats:
+        files = [f"{split}{extension}" for extension in each.extensions]
+        names += files
+        patterns += [pattern.format(split=split) for pattern in each.file_names]
+        if each.is_text:
+            packed += [f"{name}{GZIP_EXTENSION}" for name in files]
+    return [*names, *patterns], packed
 
 
 def files_of_split(folder: Path, split: str, format: str | None) -> list[Path]:
-    """Returns the files in a folder that may hold a split, in the format or any."""
+    """Returns the files in a folder that may hold a split, in the format or any.
+
+    They are the files called so, such as train.csv, or all files of a folder with the name of the split.
+    """
     names, packed = _names_of_split(split, format)
-    paths = [path for name in [*names, *packed] for path in sorted(folder.glob(name))]
+    paths: list[Path] = []
+    for name in [*names, *packed]:
+        paths += sorted(folder.glob(name))
     inside = folder / split
     if folder_format(inside) is not None:
         return [inside]
     if inside.is_dir():
-        extensions = tuple(extension for row in FORMATS.values() for extension in row.extensions)
+        extensions: set[str] = set()
+        for each in FORMATS.values():
+            extensions.update(each.extensions)
         paths += [path for path in sorted(inside.iterdir()) if uncompressed(path).suffix.lower() in extensions]
     return [path for path in dict.fromkeys(paths) if path.is_file()]
 
@@ -99,7 +127,9 @@ def folder_format(path: Path) -> Format | None:
 def expected_files(split: str, format: str | None) -> str:
     """Returns the names that ``files_of_split`` looks for, or a few of them, in words."""
     names = list(dict.fromkeys(_names_of_split(split, format)[0]))
-    return " or ".join(names) if len(names) <= _NAMES_SHOWN else f"{', '.join(names[:_NAMES_SHOWN])} or the like"
+    if len(names) <= _NAMES_SHOWN:
+        return " or ".join(names)
+    return f"{', '.join(names[:_NAMES_SHOWN])} or the like"
 
 
 __all__ = [

@@ -24,8 +24,9 @@ from bert_tasks.data.options import ReadOptions
 from bert_tasks.data.parsers import RowLines, json_rows, open_text, read_json
 from bert_tasks.errors import DataError
 
-_IS_LIST = re.compile(r"\s*\[\s*[\[{]")
+_IS_LIST = re.compile(r"\s*\[\s*[\[{]")  # of objects or of lists
 _DOCBIN_ADVICE = "Write its documents into several files"
+# Pairs of two texts are no pairs of a text and its annotations.
 _IS_LIST_OF_TEXTS = re.compile(r'\s*\[\s*\[\s*"(?:[^"\\]|\\.)*"\s*,\s*[^{\s]')
 _MOST_VALUES = 2**23  # of all lists and objects of a DocBin, of which the strings of its words are most
 _MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError)
@@ -33,11 +34,14 @@ _MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 
 def _label_cells(names: Sequence[str]) -> dict[str, Any]:
     """Returns the cells of labels, for tasks with one label and with several."""
-    return {"labels": list(names)} | ({"label": names[0]} if len(names) == 1 else {})
+    cells: dict[str, Any] = {"labels": list(names)}
+    if len(names) == 1:
+        cells["label"] = names[0]
+    return cells
 
 
 class AnnotatedJson(Format, ABC):
-    """A list in JSON, whose items are rows after ``cells``."""
+    """A list in JSON, whose items become rows by ``cells``."""
 
     can_stream: ClassVar[bool] = False
 
@@ -48,7 +52,7 @@ class AnnotatedJson(Format, ABC):
         return Records(None, (self.record(number, item) for number, item in enumerate(items, start=1)))
 
     def record(self, number: int, item: Any) -> Record:
-        """Returns the row of an item."""
+        """Returns the row of an item, which is skipped or reported if it has no cells."""
         try:
             cells = self.cells(item)
         except _MALFORMED:
@@ -63,7 +67,7 @@ class AnnotatedJson(Format, ABC):
 
 
 class ProdigyFormat(AnnotatedJson):
-    """Lines of Prodigy. Answers other than "accept" are skipped."""
+    """The lines of JSON that Prodigy writes. Examples that were not accepted are skipped and counted."""
 
     can_stream: ClassVar[bool] = True
 
@@ -71,19 +75,28 @@ class ProdigyFormat(AnnotatedJson):
         return '"_task_hash"' in start
 
     def records(self, lines: Iterator[str], path: Path, options: ReadOptions) -> Records:
-        rows = (self.record(row.line, row.cells) if row.issue is None else row for row in json_rows(lines, path))
-        return Records(None, rows)
+        return Records(None, self._answered(json_rows(lines, path)))
+
+    def _answered(self, rows: Iterable[Record]) -> Iterator[Record]:
+        """Yields the rows of the lines that are JSON, and the others as they are."""
+        for row in rows:
+            if row.issue is not None:
+                yield row
+            else:
+                yield self.record(row.line, row.cells)
 
     def cells(self, item: Any) -> Mapping[str, Any] | str:
         answer = item.get("answer", "accept")
         if answer != "accept":
             return f"the answer is {answer!r:.20}"
-        labels = _label_cells(item["accept"]) if isinstance(item.get("accept"), list) else {}
+        labels = {}
+        if isinstance(item.get("accept"), list):  # the options that were chosen, in the interface "choice"
+            labels = _label_cells(item["accept"])
         return {**labels, **item}
 
 
 class LabelStudioFormat(AnnotatedJson):
-    """Tasks of Label Studio, with labels or choices of the first annotation."""
+    """The export of Label Studio, with the spans or the choices of each task's first annotation."""
 
     def matches(self, start: str, columns: Sequence[Column] | None) -> bool:
         return _IS_LIST.match(start) is not None and '"annotations"' in start and '"result"' in start
@@ -92,10 +105,18 @@ class LabelStudioFormat(AnnotatedJson):
         used = next((annotation for annotation in item["annotations"] if not annotation.get("was_cancelled")), None)
         if used is None:
             return "not annotated"
-        regions = [(region["type"], region["value"]) for region in used["result"] if "value" in region]
-        choices = [name for region_type, value in regions if region_type == "choices" for name in value["choices"]]
-        spans = {"entities": [value for region_type, value in regions if region_type == "labels"]}
-        return {"id": item.get("id"), **item["data"], **(_label_cells(choices) if choices else spans)}
+        choices, spans = [], []
+        for region in used["result"]:
+            if "value" not in region:  # a relation between two regions
+                continue
+            if region["type"] == "choices":
+                choices += region["value"]["choices"]
+            elif region["type"] == "labels":
+                spans.append(region["value"])
+        annotated: dict[str, Any] = {"entities": spans}
+        if choices:
+            annotated = _label_cells(choices)
+        return {"id": item.get("id"), **item["data"], **annotated}
 
 
 class SpacyFormat(AnnotatedJson):
@@ -107,17 +128,23 @@ class SpacyFormat(AnnotatedJson):
         return re.search(r'"ents"\s*:|\[\s*\[\s*"', start) is not None
 
     def cells(self, item: Any) -> Mapping[str, Any]:
-        text, notes = item if isinstance(item, list) else (item["text"], item)
-        spans = notes.get("ents" if isinstance(item, dict) else "entities", [])
-        return {"text": text, "entities": spans, **_scored_labels(notes.get("cats", {}))}
+        if isinstance(item, list):  # spaCy's training data, version 2
+            text, notes = item
+        else:
+            text, notes = item["text"], item
+        key = "ents" if isinstance(item, dict) else "entities"
+        return {"text": text, "entities": notes.get(key, []), **_scored_labels(notes.get("cats", {}))}
 
 
 def _scored_labels(scores: Mapping[str, float]) -> dict[str, Any]:
-    return _label_cells([name for name, score in scores.items() if score >= 0.5]) if scores else {}
+    """Returns the cells of the categories of a document. spaCy counts a category from a score of 0.5."""
+    if not scores:
+        return {}
+    return _label_cells([name for name, score in scores.items() if score >= 0.5])
 
 
 class DocBinFormat(Format):
-    """spaCy's binary documents from ``spacy convert``. spaCy must be installed."""
+    """The binary documents that ``spacy convert`` writes. Reading them needs spaCy."""
 
     is_text: ClassVar[bool] = False
     can_stream: ClassVar[bool] = False
@@ -167,6 +194,7 @@ def _check_object_count(content: bytes, path: Path) -> None:
     """Raises `DataError` if msgpack has more values than fit into the memory, each of which may be a single byte."""
     from srsly.msgpack import unpackb
 
+    # The hooks are called as each list or object is complete, so the count ends the parser before the memory is full.
     count = 0
 
     def add(values: Sequence[Any]) -> None:
@@ -212,8 +240,13 @@ class BratFormat(Format):
     can_stream: ClassVar[bool] = False
 
     def files(self, path: Path) -> tuple[Path, ...]:
-        annotations = sorted(path.rglob("*.ann")) if path.is_dir() else [path]
-        return tuple(file for each in annotations for file in (each, each.with_suffix(".txt")))
+        annotations = [path]
+        if path.is_dir():
+            annotations = sorted(path.rglob("*.ann"))
+        files: list[Path] = []
+        for each in annotations:
+            files += [each, each.with_suffix(".txt")]
+        return tuple(files)
 
     def reads_folder(self, path: Path) -> bool:
         return any(path.glob("*.ann")) and any(path.glob("*.txt"))
@@ -225,7 +258,8 @@ class BratFormat(Format):
         yield Records(("text", "entities", "document"), self._document_rows(path, options)).in_batches()
 
     def _document_rows(self, path: Path, options: ReadOptions) -> Iterator[Record]:
-        for annotations in self.files(path)[::2]:
+        """Yields the lines of all documents with their entities."""
+        for annotations in self.files(path)[::2]:  # every second file is a text
             beside = annotations.with_suffix(".txt")
             if not beside.is_file():
                 raise DataError(f"{annotations}: no text beside it, {beside.name}")
@@ -242,16 +276,20 @@ class BratFormat(Format):
 
 
 def _brat_entities(lines: Iterable[str], path: Path) -> Iterator[BratEntity]:
+    """Yields the entities of an .ann file, whose lines are an id, a label with offsets, and the text."""
     for number, line in enumerate(lines, start=1):
         if not line.startswith("T"):  # other letters mean relations, events, attributes, notes
             continue
         cells = line.rstrip("\r\n").split("\t")
         try:
-            label, *places = re.split("[ ;]", cells[1])
+            label, *places = re.split("[ ;]", cells[1])  # an entity with a gap is "PER 0 5;8 12"
             start, end = int(places[0]), int(places[-1])
         except (IndexError, ValueError) as error:
             raise DataError(f"{path}:{number}: expected a line such as 'T1<tab>PER 0 5<tab>Alice'") from error
-        yield BratEntity(start, end, label, cells[2] if len(cells) > 2 else None, len(places) > 2)
+        text = None
+        if len(cells) > 2:
+            text = cells[2]
+        yield BratEntity(start, end, label, text, has_gaps=len(places) > 2)
 
 
 def _counts_mark(path: Path, text: str, entities: Sequence[BratEntity]) -> bool:
@@ -265,7 +303,7 @@ def _counts_mark(path: Path, text: str, entities: Sequence[BratEntity]) -> bool:
 
 
 class FastTextFormat(Format):
-    """Lines of fastText, labels such as ``__label__sports`` before or behind the text."""
+    """The lines of fastText, which have labels such as ``__label__sports`` before or behind the text."""
 
     _LABEL: ClassVar[re.Pattern[str]] = re.compile(r"(?:^|(?<=\s))__label__\S+\s*")
 
@@ -277,6 +315,7 @@ class FastTextFormat(Format):
         return Records(None, (Record(number, self._cells(line)) for number, line in filled))
 
     def _cells(self, line: str) -> dict[str, Any]:
+        """Returns the text of a line without its labels, and the labels."""
         text = self._LABEL.sub("", line)
         names = [label.strip().removeprefix("__label__").rstrip(",") for label in self._LABEL.findall(line)]
         return {"text": text.strip(), **_label_cells(names)}
@@ -286,7 +325,7 @@ def _lines_with_entities(text: str, entities: Sequence[BratEntity], document: st
     """Yields the lines of a text that are not blank."""
     end = 0
     for number, line in enumerate(text.split("\n"), start=1):
-        start, end = end, end + len(line) + 1
+        start, end = end, end + len(line) + 1  # with the end of the line, which brat counts as a character
         inside = [entity for entity in entities if start <= entity.start < end]
         if any(entity.end >= end or entity.has_gaps for entity in inside):
             yield Record.unusable(number, "an entity with gaps, or over several lines", raw=line)

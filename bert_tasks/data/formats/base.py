@@ -126,6 +126,8 @@ class Format:
             DataError: The options do not fit the format, or the file cannot be read.
         """
         self.check_header(path, options)
+        # The stack keeps the file open while rows are read, but outside of the block that translates errors. An error
+        # of the caller between two rows is no damage of the file.
         with ExitStack() as stack:
             with self._named_damage(path), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -151,10 +153,13 @@ class Format:
             options: Options of the parser.
             most: The largest number of rows of a batch. A stream whose rows are needed as they come has batches of one.
         """
-        newline = "" if self.quoted else "\n"
+        newline = "\n"
+        if self.quoted:
+            newline = ""  # csv.reader must see line ends as they are, because a quoted cell may hold them
         with open_text(path, encoding=options.encoding, newline=newline) as file:
-            is_whole = not self.can_stream or begins_array(file)
-            limit = limits.LARGEST_WHOLE if is_whole else limits.LARGEST_ROW
+            limit = limits.LARGEST_ROW
+            if not self.can_stream or begins_array(file):  # which is parsed as a whole
+                limit = limits.LARGEST_WHOLE
             yield self.batches(RowLines(file, path, limit), path, options, most)
 
     def _limited(self, batches: Iterator[Batch], path: Path) -> Iterator[Batch]:
@@ -170,7 +175,11 @@ class Format:
 
     @contextmanager
     def _named_damage(self, path: Path) -> Iterator[None]:
-        """Names the file in the errors of a parser, of which each library has many."""
+        """Names the file in the errors of a parser.
+
+        Each library raises other errors about a damaged file, and even a UnicodeError or a KeyError may be one. So all
+        of them count as damage here, and only here.
+        """
         try:
             yield
         except (BertTasksError, MemoryError):
@@ -230,7 +239,9 @@ def named_format(name: str) -> Format:
     if name in FORMATS:
         return FORMATS[name]
     whole, _, part = name.partition("/")
-    format = FORMATS[whole].part(part) if whole in FORMATS and part else None
+    format = None
+    if whole in FORMATS and part:
+        format = FORMATS[whole].part(part)
     if format is None:
         unknown = end_sentence(f"unknown format {name!r}{did_you_mean(name, FORMATS)}")
         raise DataError(f"{unknown} The formats are {', '.join(FORMATS)}")

@@ -1,6 +1,7 @@
 """Workbooks of Excel, whose table need not begin in the first row of the first sheet.
 
-Owns the search for the table. People put a page of notes before it, and a title above its column names.
+People put a page of notes before the table, and a title above its column names. So this module searches the table, and
+tells the user in a note what it found, unless there was no choice.
 """
 
 from collections import Counter
@@ -81,23 +82,29 @@ class ExcelFormat(Format):
         listed = ", ".join(map(repr, names))
         if self.sheet is not None and self.sheet not in names:
             raise DataError(f"{path}: no sheet {self.sheet!r}. The sheets are {listed}")
-        visible = [sheet.title for sheet in book.worksheets if sheet.sheet_state == "visible"]
-        searched = visible if self.sheet is None else [self.sheet]
-        found = [_find_table(book[name], path) for name in searched]
-        tables = [table for table in found if table is not None]
+        searched = [sheet.title for sheet in book.worksheets if sheet.sheet_state == "visible"]
+        if self.sheet is not None:
+            searched = [self.sheet]  # also a hidden one
+        tables = []
+        for name in searched:
+            table = _find_table(book[name], path)
+            if table is not None:
+                tables.append(table)
         several = [table for table in tables if len(table.names) > 1]
         if not several and len(tables) == 1 and len(names) == 1:
             several = tables  # a single column of texts is a table if there is nothing else
         if not several:
             advice = "Write a row with at least two different column names above the rows"
             raise DataError(f"{path}: no sheet has a table. {advice}. The sheets are {listed}")
-        table = max(several, key=lambda table: table.rows)
+        table = max(several, key=lambda table: table.rows)  # of equal ones the first
         counts = Counter(table.names.values())
         twice = sorted(repr(name) for name, count in counts.items() if count > 1)
         if twice:
             where = f"{path}: row {table.header} of the sheet {table.sheet!r}"
             raise DataError(f"{where} names {', '.join(twice)} more than once. Use each name for one column")
-        notes = [] if self.sheet is not None else list(_sheet_notes(table, names, several))
+        notes: list[str] = []
+        if self.sheet is None:
+            notes += _sheet_notes(table, names, several)
         if table.header > 1:
             place = f"row {table.header} of the sheet {table.sheet!r}"
             notes.append(f"the column names are in {place}, so the rows above are not read")
@@ -154,6 +161,7 @@ def _header_row(sheet: Any, path: Path) -> int | None:
             continue
         below = [other_width for other, other_width in widths.items() if other > number]
         widest = max(below[:_NEXT_ROWS])
+        # A header may lack the name of one column, often that of an index. A title above a table is much narrower.
         is_single = number == 1 and widest == 1 and begins_with_name
         if is_single or (width >= 2 and width >= widest - 1):
             return number
@@ -161,6 +169,7 @@ def _header_row(sheet: Any, path: Path) -> int | None:
 
 
 def _is_name(*cells: object) -> bool:
+    """Returns True for a single cell with a text that is short enough for the name of a column."""
     return len(cells) == 1 and len(str(cells[0]).split()) <= _LONGEST_NAME
 
 
@@ -185,9 +194,14 @@ def _filled(cells: Cells) -> dict[int, Any]:
 
 
 def _refuse_formulas(sheet: Any, table: SheetTable, path: Path) -> None:
-    """Raises `DataError` if an empty column has formulas, whose values only Excel computes."""
+    """Raises `DataError` if an empty column has formulas, whose values only Excel computes.
+
+    Excel stores both the formula and its last value. Some programs that write workbooks store the formula alone.
+    """
     for number, cells in islice(sheet_rows(sheet, path), _COUNTED_ROWS):
-        for place in table.empty if number > table.header else ():
+        if number <= table.header:
+            continue
+        for place in table.empty:
             if place < len(cells) and isinstance(cells[place], str) and cells[place].startswith("="):
                 message = f"the column {table.names[place]!r} has formulas without values"
                 advice = "Open the workbook in Excel or LibreOffice, which compute them, and save it"
@@ -195,6 +209,7 @@ def _refuse_formulas(sheet: Any, table: SheetTable, path: Path) -> None:
 
 
 def _records(rows: Iterator[tuple[int, Cells]], table: SheetTable) -> Iterator[Record]:
+    """Yields the rows below the header that have any value."""
     for number, cells in rows:
         values = {name: _plain(cells[place]) for place, name in table.names.items() if place < len(cells)}
         if number > table.header and any(value is not None for value in values.values()):
@@ -202,7 +217,10 @@ def _records(rows: Iterator[tuple[int, Cells]], table: SheetTable) -> Iterator[R
 
 
 def _plain(value: Any) -> Any:
-    return value.isoformat() if isinstance(value, date | time) else value
+    """Returns a date as text, because neither a text nor a label is a date."""
+    if isinstance(value, date | time):
+        return value.isoformat()
+    return value
 
 
 ALL: tuple[Format, ...] = (ExcelFormat(name="xlsx", extensions=(".xlsx", ".xlsm")),)

@@ -36,7 +36,7 @@ class HubSplit:
 
     @property
     def name(self) -> str:
-        """The name in messages."""
+        """The name of the split in messages, such as ``glue/sst2/train``."""
         return "/".join(part for part in (self.dataset, self.config, self.split) if part is not None)
 
     def open(self) -> tuple[Batches, dict[str, str | None] | None]:
@@ -48,7 +48,9 @@ class HubSplit:
             DataError: The data set cannot be loaded.
         """
         rows = _hub_rows(self.dataset, self.config, self.split, self.revision)
-        commit = None if Path(self.dataset).exists() else _commit(rows)
+        commit = None
+        if not Path(self.dataset).exists():
+            commit = _commit(rows)
         if commit is None:
             return dataset_batches(rows), None
         origin = {"dataset": self.dataset, "config": self.config, "split": self.split, "commit": commit}
@@ -67,6 +69,7 @@ def hub_splits(dataset: str, *, config: str | None = None, revision: str | None 
 
 
 def _hub_rows(dataset: str, config: str | None, split: str, revision: str | None) -> "Dataset":
+    """Loads a split of a data set, from the hub, from the cache of ``datasets``, or from a folder."""
     import datasets
     from huggingface_hub.file_download import repo_folder_name
 
@@ -81,7 +84,10 @@ def _hub_rows(dataset: str, config: str | None, split: str, revision: str | None
         # is the commit that it was when the hub was last asked.
         folder = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=dataset, repo_type="dataset")
         name = folder / "refs" / revision
-        if _commit(rows) not in (revision, name.read_text("utf-8").strip() if name.is_file() else ""):
+        known = {revision}
+        if name.is_file():
+            known.add(name.read_text("utf-8").strip())
+        if _commit(rows) not in known:
             raise DataError(
                 f"{dataset} (revision {revision}): HF_HUB_OFFLINE is set, and the newest revision in the cache of "
                 "data sets is another one. Unset HF_HUB_OFFLINE once, or read local files with data.dir or data.train"
@@ -93,7 +99,9 @@ def _commit(rows: "Dataset") -> str | None:
     """Returns the commit of the hub's data set from the folder of its prepared rows."""
     folders = {Path(file["filename"]).parent.name for file in rows.cache_files}
     commits = [name for name in folders if _COMMIT.fullmatch(name)]
-    return commits[0] if len(commits) == len(folders) == 1 else None
+    if not len(commits) == len(folders) == 1:
+        return None
+    return commits[0]
 
 
 def _licence(dataset: str, commit: str) -> str | None:
@@ -101,16 +109,26 @@ def _licence(dataset: str, commit: str) -> str | None:
     from huggingface_hub import DatasetCard, try_to_load_from_cache
 
     page = try_to_load_from_cache(dataset, "README.md", repo_type="dataset", revision=commit)
+    if not isinstance(page, str):  # None, or a mark that the data set has no page
+        return None
     try:
-        licence = DatasetCard.load(page).data.license if isinstance(page, str) else None
+        licence: str | list[str] | None = DatasetCard.load(page).data.license
     except (OSError, ValueError, YAMLError):  # a page that cannot be read
         return None
-    return ", ".join(map(str, licence)) if isinstance(licence, list) else licence
+    if isinstance(licence, list):
+        return ", ".join(map(str, licence))
+    return licence
 
 
 def _unusable_dataset(dataset: str, config: str | None, error: Exception) -> DataError:
-    reason = str(error if error.__cause__ is None else error.__cause__).strip().rstrip(".")
-    name = dataset if config is None else f"{dataset} (config {config!r})"
+    """Returns the error for a data set that ``datasets`` cannot load, with the reason."""
+    cause = error.__cause__  # which says more, because ``datasets`` wraps errors in others
+    if cause is None:
+        cause = error
+    reason = str(cause).strip().rstrip(".")
+    name = dataset
+    if config is not None:
+        name = f"{dataset} (config {config!r})"
     return DataError(
         f"{name}: the data set cannot be loaded. Check its name, config and split, or read local files with data.dir "
         f"or data.train ({reason})"

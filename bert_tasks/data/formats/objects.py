@@ -1,7 +1,8 @@
 """Files of JSON that are one object, which holds the rows in a list or column by column.
 
-Owns the forms that pandas' ``to_json`` and the answers of web services have. A file of one object per line is not read
-here, nor is an object that may be a row itself.
+These are the forms that pandas' ``to_json`` (https://pandas.pydata.org/docs/reference/api/pandas.DataFrame.to_json.html)
+and the answers of web services have. A file of one object per line is not read here, nor is an object that may be a row
+itself.
 """
 
 import json
@@ -39,6 +40,7 @@ class JsonObjectFormat(Format):
         return _START.match(start) is not None
 
     def records(self, lines: Iterator[str], path: Path, options: ReadOptions) -> Records:
+        # A first line that is JSON, and another line that is not blank, mean that the file has one object per line.
         ahead = [next(lines, "")]
         if _is_json(ahead[0]):
             for line in lines:
@@ -56,11 +58,14 @@ class JsonObjectFormat(Format):
         if has_lines and [*value.values()] == [[]]:
             return Records(None, iter([Record(1, value)]))  # a row with an empty list
         rows, note = object_rows(value)
-        records = (Record(number, row) for number, row in enumerate(rows, start=1))
-        return Records(None, records, () if note is None else (note,))
+        notes: tuple[str, ...] = ()
+        if note is not None:
+            notes = (note,)
+        return Records(None, (Record(number, row) for number, row in enumerate(rows, start=1)), notes)
 
 
 def _is_json(text: str) -> bool:
+    """Returns True if a text is one JSON value."""
     try:
         json.loads(text)
     except (ValueError, RecursionError):
@@ -69,10 +74,12 @@ def _is_json(text: str) -> bool:
 
 
 def _is_several_objects(error: Exception) -> bool:
+    """Returns True if a JSON value ended before the text did."""
     return isinstance(error, json.JSONDecodeError) and error.msg == "Extra data"
 
 
 def _problem(error: Exception, path: Path) -> str:
+    """Returns why a file is no JSON, and what to do."""
     if _is_several_objects(error):
         advice = f"Write one object per line, for example with `jq -c . {path.name} > rows.jsonl`"
         return f"several objects that are written over several lines. {advice}"
@@ -103,6 +110,7 @@ def object_rows(value: Mapping[str, Any]) -> tuple[list[dict[str, Any]], str | N
 
 
 def _has_objects(value: Any) -> bool:
+    """Returns True for a list of objects, which may be rows."""
     return isinstance(value, list) and len(value) > 0 and all(isinstance(item, dict) for item in value)
 
 
@@ -122,7 +130,9 @@ def _column_table(value: Mapping[str, Any]) -> list[dict[str, Any]] | None:
         return None
     if all(map(str.isdecimal, value)):
         return list(value.values())
-    keys = list(dict.fromkeys(key for item in value.values() for key in item))
+    keys: dict[str, None] = {}  # the index of the DataFrame, of which a column may lack an entry
+    for item in value.values():
+        keys |= dict.fromkeys(item)
     if not all(map(str.isdecimal, keys)):
         return None
     return [{name: item.get(key) for name, item in value.items()} for key in keys]

@@ -30,9 +30,9 @@ _GROUP_COLUMNS, _GROUP_ROWS = 1, 3
 _CHUNK_METADATA = 3
 _TYPE, _ENCODINGS, _PATH, _VALUES, _SIZE, _COMPRESSED = 1, 2, 3, 5, 6, 7
 _BYTE_ARRAY, _FIXED_BYTE_ARRAY = 6, 7  # types
-_LONGEST_VARINT = (
-    10  # bytes of a number with 64 bits. Without a limit, the time would grow with the square of the length
-)
+# Bytes of a number with 64 bits, of which each byte has 7. Without a limit, the time would grow with the square of the
+# length.
+_LONGEST_VARINT = 10
 _DELTA_BYTE_ARRAY = 7  # an encoding, in which a value shares its beginning with the one before
 
 
@@ -59,7 +59,7 @@ def parquet_batches(path: Path, *, columns_to_read: Sequence[str] | None = None)
 def _footer(path: Path, size: int) -> bytes:
     """Returns the metadata at the end of a file, before their size and the mark of the format."""
     with path.open("rb") as file:
-        file.seek(-size - 8, os.SEEK_END)
+        file.seek(-size - 8, os.SEEK_END)  # 4 bytes with the size and the 4 bytes "PAR1" are the end of the file
         return file.read(size)
 
 
@@ -120,6 +120,7 @@ class _Chunk(NamedTuple):
 
     @classmethod
     def of(cls, metadata: Struct) -> "_Chunk":
+        """Returns the column that the metadata of a column chunk describe."""
         path = ".".join(name.decode() for name in metadata[_PATH])
         return cls(path, *(metadata[field] for field in (_TYPE, _ENCODINGS, _VALUES, _SIZE, _COMPRESSED)))
 
@@ -134,7 +135,9 @@ class _Chunk(NamedTuple):
         """Returns an upper limit of the bytes of a value. ``longest`` is that of the dictionary, if it is known."""
         if self.type not in (_BYTE_ARRAY, _FIXED_BYTE_ARRAY):
             return _NUMBER_BYTES
-        return self.size if longest is None else max(longest, self.size // rows)
+        if longest is None:
+            return self.size  # all bytes of the column may be those of one value
+        return max(longest, self.size // rows)
 
 
 def _longest_entries(path: Path, number: int, names: Sequence[str]) -> dict[str, int]:
@@ -151,7 +154,9 @@ def _longest_entries(path: Path, number: int, names: Sequence[str]) -> dict[str,
         name, array = arrays.popitem()
         if pyarrow.types.is_dictionary(array.type):
             longest = compute.max(compute.binary_length(array.dictionary)).as_py()
-            found[name] = 0 if longest is None else longest
+            found[name] = 0
+            if longest is not None:  # the dictionary has an entry
+                found[name] = longest
         elif pyarrow.types.is_struct(array.type):
             for index, field in enumerate(array.type):
                 arrays[f"{name}.{field.name}"] = array.field(index)
@@ -175,33 +180,46 @@ class ThriftReader:
         fields: Struct = {}
         number = 0
         while (header := self._byte()) != 0:
-            number = number + (header >> 4) if header >> 4 else self._integer()
+            # The upper 4 bits are the distance from the field before. If it is larger than 15, they are 0 and the
+            # number follows. The lower 4 bits are the type.
+            distance = header >> 4
+            if distance:
+                number += distance
+            else:
+                number = self._integer()
             fields[number] = self._value(header & 15, is_field=True)
         return fields
 
     def _value(self, kind: int, *, is_field: bool = False) -> Any:
-        if kind in (1, 2):  # the type of a field says if it is true
-            return kind == 1 if is_field else self._byte() == 1
+        """Returns the value of a type that begins here."""
+        if kind in (1, 2) and is_field:  # the type of a field says if it is true
+            return kind == 1
+        if kind in (1, 2):  # an item of a list is a byte
+            return self._byte() == 1
         if kind == 3:
             return self._byte()
-        if kind in (4, 5, 6):
+        if kind in (4, 5, 6):  # integers of 16, 32 and 64 bits
             return self._integer()
         if kind == 7:
-            return self._bytes(8)
+            return self._bytes(8)  # a double, of which only the length matters here
         if kind == 8:
             return self._bytes(self._varint())
-        if kind in (9, 10):
+        if kind in (9, 10):  # a list or a set
             header = self._byte()
-            length = self._varint() if header >> 4 == 15 else header >> 4
+            length = header >> 4
+            if length == 15:  # too large for 4 bits
+                length = self._varint()
             return [self._value(header & 15) for _ in range(length)]
         if kind == 12:
             return self.struct()
         raise ValueError(f"thrift's type {kind} is not one of parquet's metadata")
 
     def _byte(self) -> int:
+        """Returns the next byte and moves behind it."""
         return self._bytes(1)[0]
 
     def _bytes(self, length: int) -> bytes:
+        """Returns the next bytes and moves behind them. Damaged metadata may ask for more than there are."""
         content = self._content[self._position : self._position + length]
         if len(content) < length:
             raise ValueError("the metadata end too early")
@@ -209,6 +227,10 @@ class ThriftReader:
         return content
 
     def _varint(self) -> int:
+        """Returns a number of any length, 7 bits in each byte, the lowest first. The eighth bit says that more follow.
+
+        The encoding is called LEB128.
+        """
         number = 0
         for index in range(_LONGEST_VARINT):
             byte = self._byte()
@@ -218,5 +240,6 @@ class ThriftReader:
         raise ValueError("a number in the metadata has more than 64 bits")
 
     def _integer(self) -> int:
+        """Returns a number with a sign, which zigzag encoding stores as 0, -1, 1, -2, ... -> 0, 1, 2, 3, ..."""
         number = self._varint()
         return (number >> 1) ^ -(number & 1)

@@ -1,4 +1,9 @@
-"""Tables, JSON, text, columns of words and Parquet, and the formats of GLUE."""
+"""Tables, JSON, text, columns of words and Parquet, and the formats of GLUE.
+
+The files of GLUE (https://gluebenchmark.com/tasks) differ from each other and from the data sets on the hub in the
+names of their columns, in their ids of labels, and in whether they have a header. A format states these differences, so
+that a recipe need not.
+"""
 
 import csv
 import re
@@ -23,7 +28,7 @@ _LARGEST_CELL = 2**31 - 1  # in characters. The limit of a row is lower
 
 @dataclass(frozen=True, kw_only=True)
 class TableFormat(Format):
-    """Lines of cells.
+    """Tables in text files, with one row in each line and a delimiter between the cells.
 
     Attributes:
         headless: Columns of files without a header line (GLUE's test files have one, whose first cell is "index").
@@ -34,7 +39,9 @@ class TableFormat(Format):
     skips_short_rows: bool = False
 
     def batches(self, lines: RowLines, path: Path, options: ReadOptions, most: int) -> Batches:
-        delimiter = self.delimiter if options.delimiter is None else options.delimiter
+        delimiter = self.delimiter
+        if options.delimiter is not None:
+            delimiter = options.delimiter
         if delimiter is None or len(delimiter) != 1 or delimiter in '"\r\n':
             raise DataError(
                 f"{path}: invalid delimiter {delimiter!r}. Expected one character, but no quote and no line end"
@@ -66,7 +73,7 @@ class TableFormat(Format):
 
 
 class JsonFormat(Format):
-    """One JSON object per line, or an array of objects."""
+    """JSON with one object per line, or with an array of objects."""
 
     def matches(self, start: str, columns: Sequence[Column] | None) -> bool:
         return re.match(r'\s*(\{\s*("|$)|\[\s*(\{|$))', start) is not None
@@ -76,7 +83,7 @@ class JsonFormat(Format):
 
 
 class SquadFormat(Format):
-    """JSON in the nesting of SQuAD, or rows in a list ``data``."""
+    """JSON in the nesting of SQuAD (https://rajpurkar.github.io/SQuAD-explorer/), or with rows in a list ``data``."""
 
     can_stream = False
     # An object whose members before a list "data" of objects are plain values, as the "version" of SQuAD is.
@@ -90,40 +97,44 @@ class SquadFormat(Format):
 
 
 class TextFormat(Format):
-    """Lines of text, or documents of several lines."""
+    """Plain text, whose lines are texts, or parts of documents that blank lines separate."""
 
     has_documents = True
 
     def records(self, lines: Iterator[str], path: Path, options: ReadOptions) -> Records:
-        columns = (TEXT, SENTENCES) if options.document in ("blank-line", "file") else (TEXT,)
+        columns: tuple[str, ...] = (TEXT,)
+        if options.document in ("blank-line", "file"):  # whose documents have several lines
+            columns = (TEXT, SENTENCES)
         return Records(columns, text_rows(lines, options.document))
 
 
 class ConllFormat(Format):
-    """One word per line, with its tag in the last column."""
+    """The columns of CoNLL, with one word per line and its tag in the last column."""
 
     def matches(self, start: str, columns: Sequence[Column] | None) -> bool:
         """Returns True if the task reads words. Without a task, lines need equal columns."""
         if columns is not None:
             return first_column(columns, Words) is not None
-        rows = [
-            cells for cells in map(str.split, start.split("\n")[:-1]) if cells and cells[0] not in ("#", "-DOCSTART-")
-        ]
-        return len(rows) > 1 and len({len(cells) for cells in rows}) == 1 and len(rows[0]) > 1
+        widths = []
+        for line in start.split("\n")[:-1]:  # the last line may be cut
+            cells = line.split()
+            if cells and cells[0] not in ("#", "-DOCSTART-"):
+                widths.append(len(cells))
+        return len(widths) > 1 and len(set(widths)) == 1 and widths[0] > 1
 
     def records(self, lines: Iterator[str], path: Path, options: ReadOptions) -> Records:
         return Records(None, conll_rows(lines))
 
 
 class ConlluFormat(Format):
-    """Universal Dependencies."""
+    """The files of Universal Dependencies, with one word per line and ten columns."""
 
     def records(self, lines: Iterator[str], path: Path, options: ReadOptions) -> Records:
         return Records(None, conllu_rows(lines))
 
 
 class ParquetFormat(Format):
-    """Apache Parquet."""
+    """The files of Apache Parquet, which are read in batches that fit into the memory."""
 
     is_text = False
     can_stream = False
@@ -158,13 +169,14 @@ class StreamFormat(Format):
         """
         if line.startswith("PAR1"):
             raise UsageError(f"{self.name} is a parquet file. Add {argument('format', 'parquet')}")
-        cells = (cell.strip().strip('"') for cell in re.split(r"[,;\t|]", line))
-        header = next((cell for cell in cells if cell in self.headers), None)
-        if header is not None:
-            raise UsageError(
-                f"{self.name}: the first line names the column {header!r}, as the header of a table does. Add "
-                f"{argument('format', 'csv')}, tsv, ..., or text if every line is a text"
-            )
+        # A table read as texts would give predictions for its header and its delimiters, without an error.
+        for part in re.split(r"[,;\t|]", line):
+            header = part.strip().strip('"')
+            if header in self.headers:
+                raise UsageError(
+                    f"{self.name}: the first line names the column {header!r}, as the header of a table does. Add "
+                    f"{argument('format', 'csv')}, tsv, ..., or text if every line is a text"
+                )
         if FORMATS["jsonl"].matches(line, None):
             return FORMATS["jsonl"]
         if len(self.texts) > 1 and line.count("\t") == len(self.texts) - 1:
@@ -193,14 +205,25 @@ _GLUE: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
 
 
 def _glue(name: str, columns: str, hub_columns: str, labels: Sequence[str]) -> TableFormat:
-    names, hub_names = columns.split("|"), (hub_columns if hub_columns else columns).split("|")
-    ours = ("text", "label") if len(names) == 2 else ("text", "text_pair", "label")
-    sets = ("matched", "mismatched") if name == "mnli" else ()
+    """Returns the format of a task of GLUE from a row of ``_GLUE``."""
+    names = columns.split("|")
+    hub_names = names
+    if hub_columns:
+        hub_names = hub_columns.split("|")
+    ours: tuple[str, ...] = ("text", "text_pair", "label")
+    if len(names) == 2:
+        ours = ("text", "label")
+    sets: tuple[str, ...] = ()
+    if name == "mnli":  # genres that the training rows have, and others
+        sets = ("matched", "mismatched")
+    headless: tuple[str, ...] = ()
+    if name == "cola":
+        headless = ("source", "label", "mark", "sentence")
     return TableFormat(
         name=f"glue/{name}",
         extensions=(".tsv",),
         delimiter="\t",
-        headless=("source", "label", "mark", "sentence") if name == "cola" else (),
+        headless=headless,
         skips_short_rows=name == "qqp",
         columns=dict(zip(ours, names, strict=True)),
         hub_columns=dict(zip(ours, hub_names, strict=True)),

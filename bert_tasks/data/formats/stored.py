@@ -28,7 +28,7 @@ class DatasetFormat(Format):
     def parse(
         self, path: Path, options: ReadOptions, *, columns_to_read: Sequence[str] | None = None
     ) -> Iterator[Batches]:
-        import datasets
+        import datasets  # here, because the import takes more than a second
 
         yield dataset_batches(datasets.load_from_disk(path))
 

@@ -1,4 +1,7 @@
-"""Folders of text files, whose names are the labels of the texts, as in the reviews of IMDB."""
+"""Folders of text files, whose names are the labels of the texts.
+
+The reviews of IMDB (https://ai.stanford.edu/~amaas/data/sentiment/) have this form.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,12 +24,16 @@ class TextFolderFormat(Format):
     can_stream: ClassVar[bool] = False
 
     def files(self, path: Path) -> tuple[Path, ...]:
-        return tuple(file for folder in self._folders(path) for file in sorted(folder.glob("*.txt")))
+        files: list[Path] = []
+        for folder in self._folders(path):
+            files += sorted(folder.glob("*.txt"))
+        return tuple(files)
 
     def reads_folder(self, path: Path) -> bool:
         return len(self._folders(path)) > 1
 
     def _folders(self, path: Path) -> list[Path]:
+        """Returns the folders of the labels. A folder of a split, or of brat's files, is none of them."""
         inside = [folder for folder in sorted(path.iterdir()) if folder.is_dir() and folder.name not in _SPLITS]
         return [folder for folder in inside if any(folder.glob("*.txt")) and not any(folder.glob("*.ann"))]
 
@@ -37,10 +44,12 @@ class TextFolderFormat(Format):
         yield Records(("text", "label"), self._text_rows(path, options)).in_batches()
 
     def _text_rows(self, path: Path, options: ReadOptions) -> Iterator[Record]:
+        """Yields a row with the text and the label of each file."""
         for file in self.files(path):
             with open_text(file, encoding=options.encoding, newline="") as opened:
                 text = RowLines(opened, file, limits.LARGEST_ROW).rest()
             cells = {"text": text.strip(), "label": file.parent.name}
+            # A file is one row, so its line is always 1, and messages name the file instead.
             yield Record(1, cells, file=str(file.relative_to(path.parent)))
 
 

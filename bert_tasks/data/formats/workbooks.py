@@ -41,14 +41,16 @@ class BoundedArchive(ZipFile):
         self.next_row()
 
     def next_row(self) -> None:
-        """Counts from zero again."""
+        """Begins to count from zero, because what was read before is no longer in the memory."""
         self._bytes = self._tags = 0
 
     def open(
         self, name: str | ZipInfo, mode: Any = "r", pwd: bytes | None = None, *, force_zip64: bool = False
     ) -> IO[bytes]:
         self.next_row()
-        info = name if isinstance(name, ZipInfo) else self.getinfo(name)
+        info = name
+        if not isinstance(info, ZipInfo):
+            info = self.getinfo(info)
         if info.compress_type not in (ZIP_STORED, ZIP_DEFLATED):  # which cannot be decompressed in small pieces
             raise DataError(f"{self.filename}: {info.filename!r} is compressed in a way that workbooks are not")
         entry: Any = super().open(name, mode, pwd, force_zip64=force_zip64)
@@ -77,7 +79,7 @@ class BoundedArchive(ZipFile):
 
 
 class _BoundedEntry(io.BufferedIOBase):
-    """A file in the archive."""
+    """A file in the archive, which counts what is read of it."""
 
     def __init__(self, archive: BoundedArchive, entry: ZipExtFile) -> None:
         self._archive, self._entry = archive, entry
@@ -130,6 +132,7 @@ def open_workbook(path: Path, *, has_formulas: bool = False) -> Iterator["Workbo
     except ImportError as error:
         raise DataError(f"{path}: reading it needs openpyxl. Run `pip install openpyxl`") from error
     with BoundedArchive(path) as archive, path.open("rb") as file:
+        # openpyxl opens a zip archive of its own, which has no limits. It is replaced before anything is read of it.
         reader = ExcelReader(file, read_only=True, data_only=not has_formulas)
         reader.archive.close()
         reader.archive = archive

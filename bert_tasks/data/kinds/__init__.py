@@ -1,8 +1,8 @@
 """Kinds of columns, with what the package knows about the values of one cell.
 
-Owns one class for each kind. A class converts and stores cells, and returns the texts that a model reads, the classes
-and what a split spreads evenly. What concerns several columns is in ``layouts`` (where a column comes from) and in
-``relations`` (what must hold between columns).
+There is one class for each kind. A class converts and stores cells, and returns the texts that a model reads, the
+classes and what a split spreads evenly. What concerns several columns is in ``layouts`` (where a column comes from) and
+in ``relations`` (what must hold between columns).
 """
 
 from bert_tasks.data.kinds.answers import (

@@ -40,15 +40,21 @@ class Answers(LabelKind):
     def _parse(self, value: Any, separator: str) -> AnswerTexts | None:
         if value is None:
             return None
+        if isinstance(value, str) and not value.startswith(("[", "{")):
+            value = [value]
         if isinstance(value, str):
             try:
-                value = json.loads(value) if value.startswith(("[", "{")) else [value]
+                value = json.loads(value)
             except (ValueError, RecursionError):
                 raise CellError("not JSON", self._example) from None
-        if not isinstance(value, Mapping | list | tuple):
+        if isinstance(value, Mapping):
+            value = [value]
+        if not isinstance(value, list | tuple):
             raise CellError("not a list of answers", self._example)
-        pairs = [pair for answer in ([value] if isinstance(value, Mapping) else value) for pair in self._pairs(answer)]
-        if [text for text, _ in pairs] == [""]:
+        pairs: list[tuple[Any, Any]] = []
+        for answer in value:
+            pairs += self._pairs(answer)
+        if len(pairs) == 1 and pairs[0][0] == "":  # an empty cell of a csv file means that there is no answer
             pairs = []
         for number, (text, start) in enumerate(pairs, start=1):
             if not isinstance(text, str) or text.strip() == "":
@@ -63,10 +69,13 @@ class Answers(LabelKind):
             return [(item, UNKNOWN_START)]
         if "text" not in item:
             raise CellError("no 'text' in answers", self._example)
-        texts = item["text"] if isinstance(item["text"], list | tuple) else [item["text"]]
-        starts = item.get("answer_start")
-        starts = [UNKNOWN_START] * len(texts) if starts is None else starts
-        starts = starts if isinstance(starts, list | tuple) else [starts]
+        texts, starts = item["text"], item.get("answer_start")
+        if not isinstance(texts, list | tuple):  # one object for each answer, as in the files of SQuAD
+            texts = [texts]
+        if starts is None:
+            starts = [UNKNOWN_START] * len(texts)
+        if not isinstance(starts, list | tuple):
+            starts = [starts]
         if len(texts) != len(starts):
             problem = f"{counted(len(texts), 'answer')} and {len(starts)} answer_start"
             raise CellError(problem, "Give each answer a text and a start.")
@@ -77,7 +86,9 @@ class Answers(LabelKind):
         return pyarrow.struct({"text": pyarrow.list_(pyarrow.string()), "answer_start": starts})
 
     def classes(self, value: Any) -> Sequence[str]:
-        return ("answerable" if value["text"] else "unanswerable",)
+        if not value["text"]:
+            return ("unanswerable",)
+        return ("answerable",)
 
     def strata(self, values: Sequence[Any]) -> list[Sequence[str]] | None:
         return [self.classes(value) for value in values]
@@ -96,8 +107,11 @@ class Choices(TextList, TextKind):
     _first = 0
 
     def _parse(self, value: Any, separator: str) -> list[str]:
-        parts = value.get("text") if isinstance(value, Mapping) else value
-        parts = list_in_cell(parts) if isinstance(parts, str) else parts
+        parts = value
+        if isinstance(parts, Mapping):  # the form of ARC on the hub
+            parts = parts.get("text")
+        if isinstance(parts, str):
+            parts = list_in_cell(parts)
         if not isinstance(parts, list | tuple):
             raise CellError("not a list of choices", 'Write a list such as ["...", "..."].')
         choices = self._parts(parts, parse_text)
@@ -121,7 +135,9 @@ class Choice(LabelKind):
             return int(value)
         if isinstance(value, bool) or not isinstance(value, int | str):
             raise CellError("not a choice", "Write its number, its text, its letter or its column.")
-        return value if isinstance(value, int) else parse_text(value)
+        if isinstance(value, int):
+            return value
+        return parse_text(value)
 
     def arrow_type(self) -> Any:
         return pyarrow.int64()
@@ -131,7 +147,7 @@ class Choice(LabelKind):
 
 
 class ChoiceFromOne(Choice):
-    """``Choice`` whose numbers begin at 1."""
+    """The right choice as ``Choice`` reads it, but with numbers that begin at 1."""
 
     name = "choice from 1"
     noun = "choice"

@@ -17,13 +17,17 @@ KINDS: "dict[str, ColumnKind]" = {}
 class Column:
     """A column that a task reads.
 
+    A task of your own lists its columns in ``columns``. The reader then finds them in any source, checks each value,
+    and reports a wrong one with its line, so that ``features`` and ``encode`` receive valid values only. A user may
+    call the column otherwise in a file (``columns = {text = "review"}``), but your task always sees your name.
+
     Args:
         name: The task's name of the column.
         kind: Name of a class of ``data/kinds``, which says what a valid value is: text, texts (a list), id, label (the
             name of a class), labels (a set of names), number, words, tags (one for each word), spans (characters of a
             text that are entities), answers (to the row's question), choices (texts), choice (the right one).
-        required: True if the column must be in every file. Labels may be missing if only predictions
-            are wanted, all other columns always. Default: true.
+        required: True if every row must have the column. Otherwise it may be missing. A label, which is never required
+            here, may be missing if only predictions are wanted. Default: true.
 
     Raises:
         ValueError: The kind does not exist.
@@ -43,7 +47,7 @@ class Column:
 
     @property
     def type(self) -> "ColumnKind":
-        """The class of the column's kind."""
+        """The kind of the column, which converts and stores its values."""
         return KINDS[self.kind]
 
     @property
@@ -54,6 +58,9 @@ class Column:
 
 class ColumnKind:
     """The values of a column. A subclass with a ``name`` is a kind for columns.
+
+    To add a kind, derive a class and override ``_parse``, which receives one cell of any format and returns the value
+    in its only form. Override ``convert`` if many cells can be converted faster together.
 
     Attributes:
         name: Name of the kind.
@@ -75,6 +82,7 @@ class ColumnKind:
     noun: ClassVar[str]
 
     def __init_subclass__(cls) -> None:
+        # Only a class with a name of its own is a kind, so that LabelKind and TextList are none.
         if "name" in cls.__dict__:
             cls.noun = cls.__dict__.get("noun", cls.name)
             KINDS[cls.name] = cls()
@@ -110,11 +118,12 @@ class ColumnKind:
         """
         if hasattr(value, "tolist"):
             value = value.tolist()
-        if isinstance(value, float) and math.isnan(value):
+        if isinstance(value, float) and math.isnan(value):  # how pandas stores an empty cell
             value = None
         return self._parse(value, separator)
 
     def _parse(self, value: Any, separator: str) -> Any:
+        """Returns the value of one cell, which is no object of NumPy and not nan. Each kind overrides it."""
         raise NotImplementedError
 
     def arrow_type(self) -> Any:
@@ -127,7 +136,7 @@ class ColumnKind:
 
 
 class TextKind(ColumnKind):
-    """Values whose texts a model reads."""
+    """Values whose texts a model reads, so that rows with equal texts count as duplicates."""
 
 
 class LabelKind(ColumnKind):

@@ -1,4 +1,8 @@
-"""Kinds of columns to learn, as labels, sets of labels, tags, entities or numbers."""
+"""Kinds of columns to learn, as labels, sets of labels, tags, entities or numbers.
+
+A missing label is None, never a name, because a row without a label may still be predicted. Many data sets of the hub
+hide the labels of their test rows as -1.
+"""
 
 import math
 from collections.abc import Sequence
@@ -17,12 +21,13 @@ _SPACES = "had white space around a label, which was removed"
 
 
 class Label(ClassKind):
-    """The name of a class."""
+    """The name of one class, also from a list that holds a single name."""
 
     name = "label"
 
     def convert(self, cells: Sequence[Any], separator: str = LABEL_SEPARATOR) -> tuple[list[Any], list[RowIssue]]:
-        # A file has few different labels, so that each text is parsed once.
+        # A file has few different labels, so that each text is parsed once. With an issue the cells are converted one
+        # by one, because each row has its own line.
         if all(type(cell) is str for cell in cells):
             distinct = list(dict.fromkeys(cells))
             values, issues = self._converted(distinct, separator)
@@ -32,16 +37,21 @@ class Label(ClassKind):
         return self._converted(cells, separator)
 
     def _converted(self, cells: Sequence[Any], separator: str) -> tuple[list[Any], list[RowIssue]]:
+        """Converts each cell, and notes the white space around labels."""
         values, issues = super().convert(cells, separator)
         return values, [*issues, *white_space_notes(cells)]
 
     def _parse(self, value: Any, separator: str) -> Any:
-        names = list_in_cell(value) if isinstance(value, str) else value
+        names = value
+        if isinstance(value, str):
+            names = list_in_cell(value)
         if isinstance(names, list | tuple):
             if len(names) > 1:
                 hint = 'Write one, or set problem_type = "multi_label_classification".'
                 raise CellError(f"{len(names)} labels where one is expected", hint)
-            value = names[0] if names else None
+            value = None
+            if names:
+                value = names[0]
         if value is None or value == "":
             return None
         return label_name(value)
@@ -57,7 +67,9 @@ def white_space_notes(cells: Sequence[Any]) -> list[RowIssue]:
     """Returns a note on each cell with white space around a label."""
     notes = []
     for row, cell in enumerate(cells):
-        parts = cell if isinstance(cell, list | tuple) else [cell]
+        parts = cell
+        if not isinstance(parts, list | tuple):
+            parts = [parts]
         if any(isinstance(name, str) and name != name.strip() for name in parts):
             notes.append(RowIssue(what=_SPACES, row=row, severity="note"))
     return notes
@@ -85,7 +97,7 @@ class Labels(ClassKind):
         if not isinstance(value, list | tuple):
             raise CellError("not a list of label names", f"Write names with {separator!r} between them.")
         names = [label_name(name) for name in value if name is not None and name != ""]
-        if len(names) < len(value):
+        if len(names) < len(value):  # two separators in a row, or one at the end
             raise CellError("empty label name", f"Write one {separator!r} between two names.")
         if len(set(names)) < len(names):
             raise CellError("repeated label", "Write each label once.")
@@ -125,7 +137,10 @@ class Tags(TextList, ClassKind):
 
 
 def _tag_name(value: Any) -> str:
-    tag = value.strip() if isinstance(value, str) else value
+    """Returns the name of one tag, which may be a whole number but no fraction."""
+    tag = value
+    if isinstance(tag, str):
+        tag = tag.strip()
     if tag == "":
         raise CellError("empty tag", "Write 'O' for a word that is part of nothing.")
     if isinstance(tag, float):
@@ -147,7 +162,7 @@ class Spans(LabelKind):
 
 
 class Number(LabelKind):
-    """A finite number."""
+    """A finite number, with a decimal point. It is the target of regression."""
 
     name = "number"
 
@@ -155,11 +170,14 @@ class Number(LabelKind):
         if value is None or value == "":
             return None
         try:
+            # Python reads True as 1 and "1_5" as 15, which are mistakes in a file.
             if isinstance(value, bool) or not isinstance(value, str | int | float) or "_" in str(value):
                 raise ValueError
             number = float(value)
         except (ValueError, OverflowError):
-            hint = "Write a decimal point." if isinstance(value, str) and value.count(",") == 1 else ""
+            hint = ""
+            if isinstance(value, str) and value.count(",") == 1:
+                hint = "Write a decimal point."
             raise CellError("not a number", hint) from None
         if not math.isfinite(number):
             raise CellError("not a finite number")
@@ -170,6 +188,7 @@ class Number(LabelKind):
 
     def strata(self, values: Sequence[Any]) -> list[Sequence[str]] | None:
         """Returns the tenth of the numbers that holds each number."""
+        # [R]. The quantiles leave out nan, which stands for no number and is sorted into the last tenth.
         numbers = np.array([np.nan if value is None else value for value in values], dtype=np.float64)
         bounds = np.nanquantile(numbers, np.linspace(0, 1, _TENTHS + 1)[1:-1])
         return [(str(tenth),) for tenth in np.searchsorted(bounds, numbers, side="right")]

@@ -1,4 +1,8 @@
-"""Kinds of columns with texts, as a text, an id, a list of texts, or words."""
+"""Kinds of columns with texts, as a text, an id, a list of texts, or words.
+
+Texts are neither stripped nor normalised here, because the tokenizer of the model does what its vocabulary expects, and
+positions of words and answers count the characters of the file.
+"""
 
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -15,12 +19,13 @@ _CONTROLS = "hold control characters from U+0080 to U+009F, so the encoding may 
 
 
 class Text(TextKind):
-    """A text."""
+    """A text of any length, which may be empty. It must be encodable as UTF-8."""
 
     name = "text"
 
     def convert(self, cells: Sequence[Any], separator: str = LABEL_SEPARATOR) -> tuple[list[Any], list[RowIssue]]:
-        # Nearly all columns are texts of plain characters, which are checked together.
+        # Nearly all columns are texts of plain characters, which are checked together. A call for each cell would take
+        # most of the time of reading.
         if all(type(cell) is str for cell in cells):
             together = "".join(cells)
             if together.isascii() or (is_encodable(together) and _C1.search(together) is None):
@@ -63,6 +68,7 @@ class TextList(ColumnKind):
         return pyarrow.list_(pyarrow.string())
 
     def _parts(self, values: Iterable[Any], convert: Callable[[Any], str]) -> list[str]:
+        """Converts the parts of a list. An error says which of them is wrong."""
         parts = []
         for number, value in enumerate(values, start=self._first):
             try:
@@ -77,7 +83,9 @@ class TextList(ColumnKind):
             names = list_in_cell(value)
             if names is None and value.startswith("["):
                 raise CellError("not a JSON list", f'Write the {self.noun} as ["a", "b"].')
-            value = value.split() if names is None else names
+            if names is None:
+                names = value.split()
+            value = names
         if not isinstance(value, list | tuple):
             raise CellError(f"not a list of {self.noun}", f'Write the {self.noun} as ["a", "b"].')
         return list(value)
@@ -92,7 +100,9 @@ class Texts(TextList):
     def _parse(self, value: Any, separator: str) -> list[str] | None:
         if value is None:
             return None
-        parts = list_in_cell(value) if isinstance(value, str) else value
+        parts = value
+        if isinstance(value, str):
+            parts = list_in_cell(value)
         if not isinstance(parts, list | tuple):
             raise CellError("not a list of texts", 'Write a list such as ["...", "..."].')
         return self._parts(parts, parse_text)
