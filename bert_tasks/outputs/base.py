@@ -24,7 +24,7 @@ from bert_tasks.outputs.explanation import ExplainedLogit, Explanation
 from bert_tasks.outputs.features import Feature
 from bert_tasks.outputs.files import FileFormat
 from bert_tasks.outputs.hf_config import label_config
-from bert_tasks.outputs.prediction import ON_REQUEST, Prediction, PredictionT
+from bert_tasks.outputs.prediction import ON_REQUEST, Prediction, PredictionT, without_scores
 from bert_tasks.outputs.sections import ReportSections
 from bert_tasks.outputs.settings import Settings, require
 
@@ -174,9 +174,6 @@ class Output(Settings, ABC, Generic[PredictionT]):
 
         Training needs the counts of a whole step before its first backward pass, so they equal the counts of ``loss``
         and do not depend on logits. Default: the number of labels, for one term with the name of the output.
-
-        Args:
-            features: The features of the batch, as ``Task.prepare`` returned them. Some may have no labels.
         """
         count = 0
         for feature in features:
@@ -433,7 +430,7 @@ class Output(Settings, ABC, Generic[PredictionT]):
 
         The default is ``to_json`` without floating-point numbers, which are scores.
         """
-        return (_without_scores(prediction.to_json()),)
+        return (without_scores(prediction.to_json()),)
 
     def describe(self, decision: Any) -> str:
         """Returns the words for a decision that is the same everywhere, such as "'calm' for every row"."""
@@ -477,15 +474,6 @@ class Output(Settings, ABC, Generic[PredictionT]):
             pairs = zip(self.decisions(prediction), self.decisions(other), strict=True)
             agreements += [decision == of_other for decision, of_other in pairs]
         return agreements
-
-
-def _without_scores(value: Any) -> Any:
-    """Returns a plain value without floating-point numbers, however deep they are in it."""
-    if isinstance(value, Mapping):
-        return {key: _without_scores(item) for key, item in value.items() if not isinstance(item, float)}
-    if isinstance(value, list | tuple):
-        return [_without_scores(item) for item in value if not isinstance(item, float)]
-    return value
 
 
 def labelled(rows: Sequence[Row], predictions: Sequence[PredictionT], column: str) -> list[tuple[Row, PredictionT]]:

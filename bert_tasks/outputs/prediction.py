@@ -69,5 +69,14 @@ def _plain_value(value: Any, encode_vector: Callable[[NDArray[np.float32]], Any]
     return value
 
 
+def without_scores(value: Any) -> Any:
+    """Returns a plain value without floating-point numbers, however deep they are in it."""
+    if isinstance(value, Mapping):
+        return {key: without_scores(item) for key, item in value.items() if not isinstance(item, float)}
+    if isinstance(value, list | tuple):
+        return [without_scores(item) for item in value if not isinstance(item, float)]
+    return value
+
+
 # What an output predicts. A model that is loaded by a task's name has predictions of any type for a type checker.
 PredictionT = TypeVar("PredictionT", bound=Prediction, default=Any)

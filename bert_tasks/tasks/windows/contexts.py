@@ -47,16 +47,20 @@ def tokenized_contexts(contexts: Sequence[str], tokenizer: "PreTrainedTokenizerB
     space = tokenizer.backend_tokenizer.token_to_id(_SPACE)
     pieces = {}
     for text, ids, offsets in zip(texts, encoding["input_ids"], encoding["offset_mapping"], strict=True):
-        spans = [
-            (start, start) if token == space and _SPACE not in text[start:end] else _trimmed(text, start, end)
-            for token, (start, end) in zip(ids, offsets, strict=True)
-        ]
+        spans: list[tuple[int, int]] = []
+        for token, (start, end) in zip(ids, offsets, strict=True):
+            # The piece for a space may have the first character of the next word, which its own token covers.
+            if token == space and _SPACE not in text[start:end]:
+                spans.append((start, start))
+            else:
+                spans.append(_trimmed(text, start, end))
         trimmed = np.array(spans, dtype=np.int64).reshape(-1, 2)
         pieces[text] = ContextTokens(ids=ids, starts=trimmed[:, 0], ends=trimmed[:, 1])
     return pieces
 
 
 def _trimmed(text: str, start: int, end: int) -> tuple[int, int]:
+    """Returns the characters of a token without white space around them."""
     while start < end and text[start].isspace():
         start += 1
     while start < end and text[end - 1].isspace():
@@ -70,6 +74,8 @@ def window_offsets(
     """Returns first character, last character + 1 and role in answers of each token.
 
     Args:
+        context: The tokens of the whole context.
+        window: The tokens that are in the window.
         richest: ``[window]`` True for each of its tokens that has the most context in this window.
         before, after: Tokens of the window that are no context.
     """
