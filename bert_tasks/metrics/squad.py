@@ -130,11 +130,16 @@ def squad_v2_metrics(
         final = _with_blanks(scanned, answerable, null_odds)
     metrics: dict[str, float] = {}
     for prefix, kinds in (("", (True, False)), ("HasAns_", (True,)), ("NoAns_", (False,))):
-        rows = [row for row, has_answer in enumerate(answerable) if has_answer in kinds]
-        if rows:
-            metrics[f"{prefix}exact"] = percentage(sum(final.exact[row] for row in rows), len(rows))
-            metrics[f"{prefix}f1"] = percentage(sum(final.f1[row] for row in rows), len(rows))
-            metrics[f"{prefix}total"] = len(rows)
+        exact: list[float] = []
+        f1: list[float] = []
+        for row, has_answer in enumerate(answerable):
+            if has_answer in kinds:
+                exact.append(final.exact[row])
+                f1.append(final.f1[row])
+        if exact:
+            metrics[f"{prefix}exact"] = percentage(sum(exact), len(exact))
+            metrics[f"{prefix}f1"] = percentage(sum(f1), len(f1))
+            metrics[f"{prefix}total"] = len(exact)
     if null_odds is not None:
         for name, scores in (("exact", scanned.exact), ("f1", scanned.f1)):
             best = _best_threshold(scores, answerable, predictions, null_odds)

@@ -170,7 +170,7 @@ class Choice(Output[ChoicePrediction]):
             if self.calibrates:
                 logits = logits / self.temperature
             scores = logits.softmax(dim=0).tolist()
-            best = max(range(len(scores)), key=scores.__getitem__)
+            best = max(range(len(scores)), key=scores.__getitem__)  # the first of equals
             prediction = ChoicePrediction(
                 label=best, answer=row["choices"][best], score=scores[best], scores=tuple(scores)
             )

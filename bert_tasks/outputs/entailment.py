@@ -166,7 +166,7 @@ def _single_logits(logits: Tensor) -> Sequence[Tensor]:
 
 
 def _first_windows(features: Sequence[Feature]) -> list[Feature]:
-    """Returns one feature for each row."""
+    """Returns one feature for each row, because the logits of a row are one tensor now."""
     return [features[windows[0]] for windows in windows_by_row(features)]
 
 

@@ -33,6 +33,7 @@ class FileFormat:
         True
     """
 
+    # Functions of any output, because a format does not know the class whose predictions it holds.
     render: Callable[[Any, str, Sequence[Any], Sequence[Row]], Mapping[str, str]]
     check: Callable[[Any, str, Iterable[Row]], tuple[str, ...]] = _accept
     with_labels: bool = False

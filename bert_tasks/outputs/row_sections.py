@@ -31,6 +31,7 @@ def mistakes(
         texts: The columns of the texts that the model reads.
         candidates: The best predictions for each row with their probabilities. Default: they are not shown.
     """
+    # By their numbers, because the candidates of a row are in a list of their own.
     wrong = [number for number, result in enumerate(results) if not result.is_correct]
     wrong.sort(key=lambda number: -results[number].score)
     items = []

@@ -98,7 +98,7 @@ class Settings:
     @cache
     def own_settings(cls) -> Mapping[str, Setting]:
         """Returns the settings of this class by their names."""
-        hints = get_type_hints(cls, include_extras=True)
+        hints = get_type_hints(cls, include_extras=True)  # with the annotations of base classes
         settings = {}
         for each in fields(cls):
             default = each.default

@@ -69,6 +69,7 @@ def _file_ids(ids: Iterable[str | None]) -> list[str]:
         if row_id is None:
             row_id = str(number)
         names.append(row_id)
+    # A row's number can be the id of another row.
     for name, count in Counter(names).most_common(1):
         if count > 1:
             raise DataError(

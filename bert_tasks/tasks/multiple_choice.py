@@ -116,7 +116,7 @@ class MultipleChoice(Task[ChoicePrediction]):
             labels = self.output.encode(row)
             for _ in row["choices"]:
                 features.append(next(encoded).feature(row=number, labels=labels))
-                labels = None
+                labels = None  # the row has its label once, in its first window
         return features
 
     def token_spans(self, rows: Sequence[Row], tokenizer: "PreTrainedTokenizerBase") -> list[list[TokenSpan | None]]:

@@ -36,7 +36,7 @@ def ranking_task(task: Task[Any], documents: Sequence[str], top_k: int | None) -
     Raises:
         UsageError: It cannot, ``documents`` is a text, or ``top_k`` is below 1.
     """
-    reject = partial(require, error=UsageError)
+    reject = partial(require, error=UsageError)  # what the caller gave is wrong, not the settings of a task
     reject(can_rank(task), _NO_RANKING)
     reject(not isinstance(documents, str), "documents is one text, expected a list of texts")
     reject(top_k is None or top_k >= 1, f"top_k is {top_k}, expected at least 1")
@@ -67,7 +67,7 @@ def rank_documents(task: Task[Any], predictions: Sequence[Any], hf_config: Mappi
         raise UsageError(f"config.json: activation function {function!r} is not supported. Remove it, or call predict")
     relevance = [output.relevance(prediction) for prediction in predictions]
     scores = torch.tensor(relevance)
-    is_probability = bool(output.labels)
+    is_probability = bool(output.labels)  # of the second of two classes, which needs no sigmoid
     if not is_probability and name == "Sigmoid":
         scores = scores.sigmoid()
     # By the numbers before the sigmoid, which is 1 for all large numbers.

@@ -85,7 +85,7 @@ class TaskSettings(Settings, ABC, Generic[PredictionT]):
         """Returns the output of a saved model, or None for a choice that does not exist, which a caller may replace."""
         try:
             return cls.output_class(stored)
-        except ValueError:
+        except ValueError:  # a setting of another version, for example
             return None
 
     @classmethod
@@ -109,7 +109,7 @@ class TaskSettings(Settings, ABC, Generic[PredictionT]):
         """
         of_task = dict(cls.own_settings())
         del of_task["output"]
-        known = {"labels": cls.outputs[0].own_settings()["labels"], **of_task}
+        known = {"labels": cls.outputs[0].own_settings()["labels"], **of_task}  # where users look for them
         for output in cls.outputs:
             for name, setting in output.own_settings().items():
                 if name in of_task:
@@ -139,7 +139,7 @@ class TaskSettings(Settings, ABC, Generic[PredictionT]):
             if setting.default is not MISSING:
                 values[name] = setting.default
         for owner in (self, self.output):
-            for each in fields(owner):
+            for each in fields(owner):  # not asdict, which would copy the output into a dict
                 values[each.name] = getattr(owner, each.name)
         del values["output"]
         return values

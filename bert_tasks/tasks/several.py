@@ -117,7 +117,7 @@ def _task(name: str, entry: Mapping[str, Any]) -> Task[Any]:
         try:
             settings[key] = known[key].typed(value)
         except ValidationError as error:
-            problem = error.errors()[0]["msg"]
+            problem = error.errors()[0]["msg"]  # pydantic's whole message has several lines and a link
             raise ValueError(f"tasks.{name}: {key} is {value!r}. {problem}") from None
     return task_class.of(**settings)
 

@@ -133,6 +133,7 @@ class TokenClassification(Task[TokenPrediction]):
             self.output.check_known(tagged)
         numbers = {label: float(index) for index, label in enumerate(self.output.labels)}
         features: list[Feature] = []
+        # Document by document, because a window may hold tokens of the rows around it.
         for document in self._documents(rows):
             all_windows = document_windows([split[row] for row in document], rules)
             for row, windows in zip(document, all_windows, strict=True):
@@ -218,7 +219,7 @@ class TokenClassification(Task[TokenPrediction]):
     def head(self, config: EncoderConfig) -> Head:
         if not self.output.labels:
             raise UsageError("token classification needs labels, e.g. labels=['O', 'B-PER', 'I-PER']")
-        head_class = CRFHead if self.output.crf else PerTokenHead
+        head_class = CRFHead if self.output.crf else PerTokenHead  # the same parameters, and transitions for a CRF
         return head_class(config, self.output.size, dropout=config.head.token_dropout)
 
     @classmethod

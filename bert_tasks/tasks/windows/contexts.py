@@ -81,6 +81,7 @@ def window_offsets(
     """
     inside = slice(window.start, window.stop)
     starts, ends = context.starts[inside], context.ends[inside]
+    # Question and special tokens keep what no token of the context has, so that no answer lies on them.
     table = np.full((before + len(window) + after, 3), (NOWHERE, NOWHERE, NOT_CONTEXT))
     piece = table[before : before + len(window)]
     role = np.where(richest, MAX_CONTEXT, CONTEXT)
@@ -96,7 +97,7 @@ def answer_characters(context: ContextTokens, start: int, end: int) -> tuple[int
     The answer is trimmed at both ends as tokens are. Otherwise an answer with white space around it, or with characters
     that the tokenizer drops, would seem to begin in the token before and to end in the token after.
     """
-    visible = context.ends > context.starts
+    visible = context.ends > context.starts  # without tokens of white space alone
     starts, ends = context.starts[visible], context.ends[visible]
     first = int(np.searchsorted(ends, start, side="right"))  # the first token that ends after start
     last = int(np.searchsorted(starts, end, side="left")) - 1  # the last token that begins before end

@@ -62,7 +62,7 @@ def cut_documents(documents: Iterable[DocumentTokens], *, room: int, separator: 
             FULL-SENTENCES of RoBERTa, Liu et al., arXiv:1907.11692, section 4.2). A window neither begins nor ends with
             a separator.
     """
-    row, ids, words = 0, list[int](), list[int]()
+    row, ids, words = 0, list[int](), list[int]()  # the window that is being filled
     for number, document in enumerate(documents):
         starts, first = fitting_starts(document.words, room), 0
         if separator is None:
@@ -70,7 +70,7 @@ def cut_documents(documents: Iterable[DocumentTokens], *, room: int, separator: 
                 span = slice(starts[units.start], starts[units.stop])
                 yield Window(document=number, ids=document.ids[span], words=document.words[span])
             continue
-        if not ids:
+        if not ids:  # a window belongs to the document of its first token
             row = number
         elif document.ids:
             ids.append(separator)
@@ -98,6 +98,7 @@ def fitting_starts(words: Sequence[int], room: int) -> list[int]:
 
 def word_starts(words: Sequence[int]) -> list[int]:
     """Returns the first token of each word."""
+    # Before the first token stands a number that no word has, so that it begins a word, too.
     return np.flatnonzero(np.diff(np.asarray(words, dtype=np.int64), prepend=NO_WORD - 1)).tolist()
 
 
@@ -146,6 +147,7 @@ def sentence_windows(sentences: Sequence[DocumentTokens], *, document: int, room
     number = 0  # of the first word of the next sentence, because each sentence numbers its words from 0
     for sentence in sentences:
         units = fitting_starts(sentence.words, room)
+        # A sentence that is longer than a window begins several times, and each piece fits into a window.
         if sentence.ids:
             starts += [len(ids) + units[piece.start] for piece in cut(units, room=room, overlap=0)]
         ids += sentence.ids
@@ -195,6 +197,8 @@ def pair_feature(
     cut = positions[generator.integers(len(positions))]
     chance = generator.random()
     first, second = (ids[:cut], words[:cut]), (ids[cut:], words[cut:])
+    # BERT's negatives (nsp) come from another document, ALBERT's (sop) are the same segments in the wrong order, which
+    # cannot be told by their topic (Lan et al., arXiv:1909.11942, section 3.1).
     label = NOT_IN_ORDER if chance < 0.5 else IN_ORDER
     if label == NOT_IN_ORDER and objective == "sop":
         first, second = second, first
@@ -228,6 +232,7 @@ def _other_document(
     feature: Feature, corpus: Sequence[Mapping[str, Any]], generator: np.random.Generator
 ) -> Mapping[str, Any]:
     """Returns a window with tokens of another row, each being as likely."""
+    # Drawn again until it fits. A list of all other windows would take memory and time with the size of the corpus.
     if corpus[0]["row"] != corpus[len(corpus) - 1]["row"]:  # rows ascend
         for _ in range(_TRIES):
             other = corpus[int(generator.integers(len(corpus)))]

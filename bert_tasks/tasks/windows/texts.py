@@ -121,7 +121,8 @@ def truncated_texts(
         1
     """
     frame = Frame.of(tokenizer, texts=len(texts))
-    room, is_left = frame.room(max_length), tokenizer.truncation_side == "left"
+    room = frame.room(max_length)
+    is_left = tokenizer.truncation_side == "left"  # the beginning of a text is cut off, not its end
     tokens = _tokens_by_text(chain.from_iterable(texts), tokenizer, most=room)
     encoded = []
     for row, sides in enumerate(zip(*texts, strict=True)):
@@ -186,6 +187,7 @@ def token_characters(
         tokenizer: The tokenizer.
     """
     special = Frame.of(tokenizer, texts=len(texts)).special
+    # Characters are those of whole texts, because the library trims the first token of a piece in another way.
     offsets: dict[str, Any] = {}
     for group in _groups(chain.from_iterable(texts)):
         offsets.update(zip(group, tokenized(group, tokenizer, offsets=True)["offset_mapping"], strict=True))
@@ -286,7 +288,7 @@ def long_text_ids(text: str, tokenizer: "PreTrainedTokenizerBase", *, size: int)
 def _end_of_piece(text: str, earliest: int) -> int:
     """Returns the position of the first space between two words from ``earliest`` on, or the length of the text."""
     match = _SPACE_BETWEEN_WORDS.search(text, earliest)
-    if match is None or len(text) - match.start() < _CONTEXT:
+    if match is None or len(text) - match.start() < _CONTEXT:  # a short rest is not worth a piece of its own
         return len(text)
     return match.start()
 

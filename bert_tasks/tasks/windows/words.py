@@ -219,6 +219,7 @@ def cut(starts: Sequence[int], *, room: int, overlap: int) -> list[range]:
     """
     windows, first = [], 0
     while True:
+        # The last start that is at most ``room`` after the first one ends the window.
         end = bisect_right(starts, starts[first] + room) - 1
         windows.append(range(first, end))
         if end == len(starts) - 1:
@@ -239,6 +240,7 @@ def richest_windows(starts: Sequence[int], windows: Sequence[range], *, bonus: f
     """
     places = np.asarray(starts)
     best, owner = np.full(len(places) - 1, -1.0), np.zeros(len(places) - 1, dtype=np.int64)
+    # A later window takes a token only if it is better, so the first window wins among equals.
     for number, window in enumerate(windows):
         inside, first, end = slice(window.start, window.stop), places[window.start], places[window.stop]
         poorer_side = np.minimum(places[inside] - first, end - places[1:][inside])
@@ -253,6 +255,7 @@ def read_words(starts: Sequence[int], windows: Sequence[range]) -> list[range]:
     """Returns for each window the words that have most context in it. Together the windows read every word once."""
     if len(windows) == 1:
         return list(windows)
+    # The richest window never goes back from one word to the next, so the words of a window are neighbours.
     ends = np.searchsorted(richest_windows(starts, windows), range(len(windows) + 1)).tolist()
     return [range(first, end) for first, end in pairwise(ends)]
 
