@@ -22,7 +22,8 @@ from bert_tasks.metrics.formulas import (
     multilabel_scores,
 )
 
-NDCG, NDCG_ROWS = "ndcg@10", 10
+NDCG = "ndcg@10"
+NDCG_ROWS = 10  # the first ranks of a group, which nDCG counts
 
 
 def classification_metrics(labels: Sequence[int], predictions: Sequence[int], names: Sequence[str]) -> dict[str, float]:
@@ -37,8 +38,10 @@ def classification_metrics(labels: Sequence[int], predictions: Sequence[int], na
         DataError: There is no row.
     """
     counts = class_counts(labels, predictions, len(names))
-    scores = {name: float(score(counts)) for name, score in class_scores(len(names)).items()}
-    return scores | label_metrics(counts, names, "{1}_{0}".format)
+    metrics: dict[str, float] = {}
+    for name, score in class_scores(len(names)).items():
+        metrics[name] = float(score(counts))
+    return metrics | label_metrics(counts, names, "{1}_{0}".format)
 
 
 def multilabel_metrics(labels: ArrayLike, predictions: ArrayLike, names: Sequence[str]) -> dict[str, float]:
@@ -52,18 +55,24 @@ def multilabel_metrics(labels: ArrayLike, predictions: ArrayLike, names: Sequenc
     Raises:
         DataError: There is no row.
     """
-    true, predicted = (values == 1 for values in _aligned(labels, predictions))
+    true_values, predicted_values = _aligned(labels, predictions)
+    true, predicted = true_values == 1, predicted_values == 1  # [S, L]
     counts = LabelCounts(support=true.sum(axis=0), predicted=predicted.sum(axis=0), both=(true & predicted).sum(axis=0))
-    scores = {name: float(score(counts)) for name, score in multilabel_scores(counts.support).items()}
-    return {
-        "accuracy": float((true == predicted).all(axis=1).mean()),
-        **scores,
-        **label_metrics(counts, names, "{1}_{0}".format),
-    }
+    # As scikit-learn's accuracy_score for indicator matrices: a row counts only if all of its labels are right.
+    metrics = {"accuracy": float((true == predicted).all(axis=1).mean())}
+    for name, score in multilabel_scores(counts.support).items():
+        metrics[name] = float(score(counts))
+    return metrics | label_metrics(counts, names, "{1}_{0}".format)
 
 
 def regression_metrics(labels: Sequence[float], predictions: Sequence[float]) -> dict[str, float]:
-    """Returns Pearson's and Spearman's correlation of raw outputs."""
+    """Returns Pearson's and Spearman's correlation of predicted numbers with their labels.
+
+    Both are nan if there is one row, or if all labels or all predictions are equal.
+
+    Raises:
+        DataError: There is no row.
+    """
     return {"pearson": pearson(labels, predictions), "spearmanr": spearmanr(labels, predictions)}
 
 
@@ -73,7 +82,8 @@ def class_counts(labels: ArrayLike, predictions: ArrayLike, class_count: int) ->
     Raises:
         DataError: There is no row.
     """
-    true, predicted = (values.astype(np.int64) for values in _aligned(labels, predictions))
+    true_values, predicted_values = _aligned(labels, predictions)
+    true, predicted = true_values.astype(np.int64), predicted_values.astype(np.int64)
     return LabelCounts(
         support=np.bincount(true, minlength=class_count),
         predicted=np.bincount(predicted, minlength=class_count),
@@ -82,6 +92,7 @@ def class_counts(labels: ArrayLike, predictions: ArrayLike, class_count: int) ->
 
 
 def _aligned(labels: ArrayLike, predictions: ArrayLike) -> tuple[NDArray[np.generic], NDArray[np.generic]]:
+    """Returns labels and predictions as arrays, or raises DataError if there is no row."""
     true, predicted = np.asarray(labels), np.asarray(predictions)
     if true.size == 0:
         raise DataError("Metrics: no row has a label, so there is nothing to compare.")
@@ -89,26 +100,45 @@ def _aligned(labels: ArrayLike, predictions: ArrayLike) -> tuple[NDArray[np.gene
 
 
 def pearson(labels: ArrayLike, predictions: ArrayLike) -> float:
-    """Returns Pearson's correlation. It is nan for one row or a constant side.
+    """Returns Pearson's correlation of labels and predictions, from -1 to 1.
+
+    It is the value of ``scipy.stats.pearsonr``, without its p-value and without importing scipy. A metric of one's own
+    may call it, and the output ``Number`` reports it as ``pearson``.
+
+    Args:
+        labels: ``[S]`` numbers.
+        predictions: ``[S]`` numbers, in the same order.
+
+    Returns:
+        The correlation, computed in float64. It is nan for one row, if all labels or all predictions are equal, and if
+        a number is not finite, because no correlation is defined then.
+
+    Raises:
+        DataError: There is no row.
 
     Example:
         >>> round(pearson([1, 2, 3], [2, 4, 7]), 3)
         0.993
     """
     sides = [values.astype(np.float64) for values in _aligned(labels, predictions)]
-    if any(not np.isfinite(side).all() or side.min() == side.max() for side in sides):
-        return float("nan")
-    x, y = (side - side.mean() for side in sides)
+    for side in sides:
+        if not np.isfinite(side).all() or side.min() == side.max():
+            return float("nan")
+    x, y = sides[0] - sides[0].mean(), sides[1] - sides[1].mean()
     # Sums, because the digits of a dot product depend on the number of threads.
-    return float(np.clip((x * y).sum() / np.sqrt(np.square(x).sum() * np.square(y).sum()), -1.0, 1.0))
+    covariance = (x * y).sum()
+    spread = np.sqrt(np.square(x).sum() * np.square(y).sum())
+    return float(np.clip(covariance / spread, -1.0, 1.0))  # rounding can exceed 1 by a digit
 
 
 def spearmanr(labels: ArrayLike, predictions: ArrayLike) -> float:
     """Returns Spearman's rank correlation with mean ranks, or nan as ``pearson`` does."""
     sides = [values.astype(np.float64) for values in _aligned(labels, predictions)]
-    if not all(np.isfinite(side).all() for side in sides):
-        return float("nan")
-    return pearson(*map(mean_ranks, sides))
+    # Asked before ranks are taken, because nan and inf have ranks, which are finite.
+    for side in sides:
+        if not np.isfinite(side).all():
+            return float("nan")
+    return pearson(mean_ranks(sides[0]), mean_ranks(sides[1]))
 
 
 def tune_thresholds(labels: ArrayLike, probabilities: ArrayLike) -> tuple[float, ...]:
@@ -129,10 +159,14 @@ def tune_thresholds(labels: ArrayLike, probabilities: ArrayLike) -> tuple[float,
     scores: Floats = predicted.astype(np.float64)
     if not ((scores >= 0) & (scores <= 1)).all():
         raise DataError("Thresholds: probabilities must lie between 0 and 1. Check the model for NaN.")
-    return tuple(_best_threshold(true[:, label] == 1, scores[:, label]) for label in range(true.shape[1]))
+    thresholds: list[float] = []
+    for label in range(true.shape[1]):
+        thresholds.append(_best_threshold(true[:, label] == 1, scores[:, label]))
+    return tuple(thresholds)
 
 
 def _best_threshold(labels: Flags, scores: Floats) -> float:
+    """Returns the threshold of one label with the highest F1, from its flags and probabilities, ``[S]`` each."""
     if not labels.any():
         return 0.5
     order = np.argsort(scores)
@@ -142,8 +176,9 @@ def _best_threshold(labels: Flags, scores: Floats) -> float:
     middles = np.where(middles > previous, middles, ordered)  # neighbouring floats have no middle
     candidates = np.append(middles, 0.5)
     below = np.searchsorted(ordered, candidates, side="left")  # how many scores each candidate rejects
-    hits = np.append(np.cumsum(labels[order][::-1])[::-1], 0)[below]
-    f1 = 2 * hits / (len(scores) - below + int(labels.sum()))
+    positives_from = np.append(np.cumsum(labels[order][::-1])[::-1], 0)  # positives at and above each place
+    hits = positives_from[below]
+    f1 = 2 * hits / (len(scores) - below + int(labels.sum()))  # 2 TP / (predicted + positive)
     best = candidates[f1 == f1.max()]
     return float(best[np.argmin(np.abs(best - 0.5))])
 
@@ -179,14 +214,18 @@ def ranking_metrics(groups: Sequence[str], grades: Sequence[float], scores: Sequ
             "that the second label means 'relevant'."
         )
     numbers: dict[str, int] = {}
-    group = np.array([numbers.setdefault(name, len(numbers)) for name in groups], dtype=np.int64)
+    group_of_row = [numbers.setdefault(name, len(numbers)) for name in groups]
+    group = np.array(group_of_row, dtype=np.int64)  # [S]
     ranked, rank = _ranked(group, values)  # the rows by group and rank
     ideal, _ = _ranked(group, gains)
+    # A group has as many rows in both orders, so the ranks, and with them the discounts, are the same for both.
     discounts = np.where(rank <= NDCG_ROWS, 1 / np.log2(1 + rank), 0.0)
-    dcg, best = (np.bincount(group[rows], weights=gains[rows] * discounts) for rows in (ranked, ideal))
+    dcg = np.bincount(group[ranked], weights=gains[ranked] * discounts)
+    best = np.bincount(group[ideal], weights=gains[ideal] * discounts)
     hit = gains[ranked] > 0
     hit_group, hit_rank = group[ranked][hit], rank[hit]  # one item per relevant row
     names, starts, sizes = np.unique(hit_group, return_index=True, return_counts=True)
+    # The precision at the nth relevant row of a group is n divided by its rank.
     nth = np.arange(len(hit_group)) - np.repeat(starts, sizes) + 1
     average_precision = np.add.reduceat(nth / hit_rank, starts) / sizes  # [G]
     reciprocal_rank = 1 / hit_rank[starts]  # [G]

@@ -12,7 +12,7 @@ Shape legend: S rows, G groups of equal rows, K sums, M numbers, R replicates, L
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, Self, TypeVar
@@ -25,8 +25,8 @@ Integers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 Number = TypeVar("Number", float, Floats)
 
-_BINS = 256  # of scores, for the area under the curve of many tokens
-_ROUNDING = 1e-12  # of a sum of squares, because equal numbers seem to differ by no more
+_BINS = 256  # bins of scores, for the area under the curve of many tokens
+_ROUNDING = 1e-12  # share of a sum of squares by which equal numbers can seem to differ, through rounding
 MOST_LABELS = 200  # number of the most frequent labels with separate numbers in a ``MetricFormula``
 
 
@@ -57,16 +57,26 @@ class SufficientStatistics:
         from scipy.sparse import csr_array
 
         groups: dict[tuple[tuple[int, int], ...], int] = {}
-        group_of_row = [groups.setdefault(tuple(sorted(row.items())), len(groups)) for row in rows]
-        entries = [(group, column, count) for row, group in groups.items() for column, count in row]
+        group_of_row: list[int] = []
+        for row in rows:
+            content = tuple(sorted(row.items()))
+            group_of_row.append(groups.setdefault(content, len(groups)))
+        entries: list[tuple[int, int, int]] = []
+        for content, number in groups.items():
+            entries += [(number, column, count) for column, count in content]
+        # The reshape is for no entries at all, whose array would have one dimension.
         group, column, count = np.array(entries, dtype=np.int64).reshape(-1, 3).T
         added = csr_array((count.astype(np.float64), (group, column)), shape=(len(groups), columns))
         return cls(group_of_row=np.array(group_of_row, dtype=np.int64), added=added)
 
     def beside(self, other: Self) -> Self:
-        """Returns the sums of two models of the same rows, ``[S, K1 + K2]``."""
+        """Returns the sums of two models of the same rows, ``[S, K1 + K2]``.
+
+        A resample that draws a row then draws it for both models, so their difference is that of paired rows.
+        """
         from scipy.sparse import hstack
 
+        # A group is now a pair of groups, one of each model, of which only those that occur are kept.
         pairs, group_of_row = np.unique(np.stack([self.group_of_row, other.group_of_row]), axis=1, return_inverse=True)
         added = hstack([self.added[pairs[0]], other.added[pairs[1]]], format="csr")
         return type(self)(group_of_row=group_of_row, added=added)
@@ -107,10 +117,13 @@ class LabelCounts(NamedTuple):
 
 
 Score = Callable[[LabelCounts], Floats]  # ``[..., L] -> [...]``, or ``[..., L]`` for one number for each label
+# The names in the labels of a row, in its prediction, and in both, each as often as it counts.
+NamedSides = tuple[Iterable[str], Iterable[str], Iterable[str]]
 
 
 def ratio(parts: NDArray[Any], wholes: NDArray[Any]) -> Floats:
     """Returns ``parts / wholes``, or 0 for a whole of 0, as in scikit-learn."""
+    # ``where`` skips the division by 0 and its warning. The places that it skips keep the 0 of ``out``.
     out: Floats = np.zeros(np.broadcast(parts, wholes).shape)
     np.divide(parts, wholes, out=out, where=np.asarray(wholes) > 0)
     return out
@@ -142,9 +155,12 @@ def f1(counts: LabelCounts) -> Floats:
 
 
 def entity_f1(counts: LabelCounts) -> Floats:
-    """Returns F1, ``[..., L]``, as seqeval's harmonic mean of precision and recall."""
-    p, r = precision(counts), recall(counts)
-    return ratio(2 * p * r, p + r)
+    """Returns F1, ``[..., L]``, as seqeval's harmonic mean of precision and recall.
+
+    ``f1`` is the same number, but the two roundings differ in the last digit, and each library is matched exactly.
+    """
+    of_predicted, of_labels = precision(counts), recall(counts)
+    return ratio(2 * of_predicted * of_labels, of_predicted + of_labels)
 
 
 def label_metrics(
@@ -157,17 +173,22 @@ def label_metrics(
 ) -> dict[str, float]:
     """Returns scores and support of each label, under ``key(label, score)``."""
     scores = {"f1": label_f1(counts), "precision": precision(counts), "recall": recall(counts), support: counts.support}
-    return {key(name, score): float(of_all[i]) for i, name in enumerate(names) for score, of_all in scores.items()}
+    metrics: dict[str, float] = {}
+    for index, name in enumerate(names):
+        for score, of_all in scores.items():
+            metrics[key(name, score)] = float(of_all[index])
+    return metrics
 
 
 def accuracy(counts: LabelCounts) -> Floats:
     """Returns the accuracy for one label per row or word, ``[..., L] -> [...]``."""
-    return recall(pooled(counts))[..., 0]
+    return recall(pooled(counts))[..., 0]  # with one label each, the pooled support is the number of rows
 
 
 def macro_f1(counts: LabelCounts, always: Flags | None = None) -> Floats:
     """Returns the mean F1, ``[..., L] -> [...]``, of occurring and ``always`` labels."""
-    scores, counted = f1(counts), counts.predicted + counts.support > 0
+    scores = f1(counts)
+    counted = counts.predicted + counts.support > 0
     if always is not None:
         counted = counted | always
     if scores.ndim == 1:
@@ -181,12 +202,18 @@ def micro_f1(counts: LabelCounts) -> Floats:
 
 
 def matthews_correlation(counts: LabelCounts) -> Floats:
-    """Returns Matthews' correlation, ``[..., L] -> [...]``, 0 for a constant side."""
+    """Returns Matthews' correlation, ``[..., L] -> [...]``, 0 for a constant side.
+
+    It is Gorodkin's R_K for any number of classes (https://doi.org/10.1016/j.compbiolchem.2004.09.006), computed as in
+    scikit-learn's ``matthews_corrcoef``.
+    """
+    # In float64, because products of integer counts can overflow.
     support, predicted, both = (count.astype(np.float64) for count in counts)
     total = support.sum(axis=-1)
-    spreads = [np.sqrt(total * total - (side * side).sum(axis=-1)) for side in (predicted, support)]
+    predicted_spread = np.sqrt(total * total - (predicted * predicted).sum(axis=-1))
+    label_spread = np.sqrt(total * total - (support * support).sum(axis=-1))
     covariance = both.sum(axis=-1) * total - (predicted * support).sum(axis=-1)
-    return ratio(covariance, spreads[0] * spreads[1])
+    return ratio(covariance, predicted_spread * label_spread)
 
 
 def class_scores(classes: int) -> dict[str, Score]:
@@ -195,9 +222,11 @@ def class_scores(classes: int) -> dict[str, Score]:
     def second_f1(counts: LabelCounts) -> Floats:
         return f1(counts)[..., 1]
 
+    # As evaluate's f1 with its default, where the second of two classes is the positive one.
+    common_f1: Score = second_f1 if classes == 2 else macro_f1
     return {
         "accuracy": accuracy,
-        "f1": second_f1 if classes == 2 else macro_f1,
+        "f1": common_f1,
         "macro_f1": macro_f1,
         "matthews_correlation": matthews_correlation,
     }
@@ -254,7 +283,10 @@ class MetricFormula:
     def values(self) -> dict[str, float | None]:
         """Returns the numbers over all rows, and None for undefined numbers."""
         numbers = self.formula(self.statistics.total).tolist()
-        return {name: value if math.isfinite(value) else None for name, value in zip(self.names, numbers, strict=True)}
+        values: dict[str, float | None] = {}
+        for name, value in zip(self.names, numbers, strict=True):
+            values[name] = value if math.isfinite(value) else None
+        return values
 
     def number(self, name: str, sums: Floats) -> Floats:
         """Returns one of the numbers, ``[..., K] -> [...]``."""
@@ -263,9 +295,13 @@ class MetricFormula:
 
     def support(self) -> dict[str, int]:
         """Returns the number of rows with each label that has separate numbers."""
-        names, totals = set(self.names), self.statistics.total.tolist()
-        counts = zip(self.labels, totals, strict=False)  # the first L sums
-        return {label: int(count) for label, count in counts if f"f1\0{label}" in names}
+        names = set(self.names)
+        totals = self.statistics.total.tolist()
+        support: dict[str, int] = {}
+        for label, count in zip(self.labels, totals, strict=False):  # the first L sums are of the labels
+            if f"f1\0{label}" in names:
+                support[label] = int(count)
+        return support
 
 
 class Span(NamedTuple):
@@ -285,8 +321,12 @@ def class_measure(labels: Sequence[str], predictions: Sequence[str], names: Sequ
         names: Names of the classes.
     """
 
-    pairs = zip(labels, predictions, strict=True)
-    statistics = _label_statistics(([[a], [b], [a] if a == b else []] for a, b in pairs), names)
+    def rows() -> Iterator[NamedSides]:
+        for label, prediction in zip(labels, predictions, strict=True):
+            both = [label] if label == prediction else []
+            yield [label], [prediction], both
+
+    statistics = _label_statistics(rows(), names)
     return _label_measure(statistics, names, class_scores(len(names)), label_f1=f1)
 
 
@@ -294,37 +334,57 @@ def multilabel_measure(
     labels: Sequence[Iterable[str]], predictions: Sequence[Iterable[str]], names: Sequence[str]
 ) -> MetricFormula:
     """Returns the metrics of several labels per row, as ``class_measure`` does."""
-    pairs = ((set(a), set(b)) for a, b in zip(labels, predictions, strict=True))
-    statistics = _label_statistics(((a, b, a & b) for a, b in pairs), names)
-    return _label_measure(statistics, names, multilabel_scores(statistics.total[: len(names)]), label_f1=f1)
+
+    def rows() -> Iterator[NamedSides]:
+        for label_names, predicted_names in zip(labels, predictions, strict=True):
+            true, predicted = set(label_names), set(predicted_names)
+            yield true, predicted, true & predicted
+
+    statistics = _label_statistics(rows(), names)
+    support = statistics.total[: len(names)]  # the sums over the labels come first
+    return _label_measure(statistics, names, multilabel_scores(support), label_f1=f1)
 
 
 def word_measure(
     labels: Sequence[Sequence[str]], predictions: Sequence[Sequence[str]], names: Sequence[str]
 ) -> MetricFormula:
     """Returns the metrics of sentences of tagged words, as ``class_measure`` does."""
-    pairs = zip(labels, predictions, strict=True)
-    rows = ((a, b, [tag for tag, other in zip(a, b, strict=True) if tag == other]) for a, b in pairs)
-    return _label_measure(_label_statistics(rows, names), names, WORD_SCORES, label_f1=f1)
+
+    def rows() -> Iterator[NamedSides]:
+        for tags, predicted in zip(labels, predictions, strict=True):
+            both = [tag for tag, other in zip(tags, predicted, strict=True) if tag == other]
+            yield tags, predicted, both
+
+    return _label_measure(_label_statistics(rows(), names), names, WORD_SCORES, label_f1=f1)
 
 
 def entity_measure(
     labels: Sequence[Set[Span]], predictions: Sequence[Set[Span]], types: Sequence[str]
 ) -> MetricFormula:
     """Returns the metrics of entities, which must match in type and both ends."""
-    pairs = zip(labels, predictions, strict=True)
-    rows = ([[span.type for span in side] for side in (a, b, a & b)] for a, b in pairs)
-    return _label_measure(_label_statistics(rows, types), types, entity_scores("overall"), label_f1=entity_f1)
+
+    def rows() -> Iterator[NamedSides]:
+        for spans, predicted in zip(labels, predictions, strict=True):
+            true_types = [span.type for span in spans]
+            predicted_types = [span.type for span in predicted]
+            yield true_types, predicted_types, [span.type for span in spans & predicted]
+
+    return _label_measure(_label_statistics(rows(), types), types, entity_scores("overall"), label_f1=entity_f1)
 
 
-def _label_statistics(rows: Iterable[Sequence[Iterable[str]]], names: Sequence[str]) -> SufficientStatistics:
+def _label_statistics(rows: Iterable[NamedSides], names: Sequence[str]) -> SufficientStatistics:
     """Returns the counts of each name in labels, predictions and both, K = 3 L."""
     index = {name: number for number, name in enumerate(names)}
-    counts = (
-        Counter(index[name] + len(names) * side for side, labels in enumerate(row) for name in labels if name in index)
-        for row in rows
-    )
-    return SufficientStatistics.of_counts(counts, 3 * len(names))
+
+    def counts_of_rows() -> Iterator[Counter[int]]:
+        for row in rows:
+            counts = Counter[int]()
+            for side, side_names in enumerate(row):
+                first = side * len(names)  # the sums of a side follow each other
+                counts.update(first + index[name] for name in side_names if name in index)
+            yield counts
+
+    return SufficientStatistics.of_counts(counts_of_rows(), 3 * len(names))
 
 
 def _label_measure(
@@ -338,17 +398,29 @@ def _label_measure(
 
     A label that is in neither labels nor predictions of a replicate has no numbers for it.
     """
-    frequent = sorted(np.argsort(-statistics.total[: len(names)], kind="stable")[:MOST_LABELS].tolist())
-    scores = {"precision": precision, "recall": recall, "f1": label_f1}
+    by_support = np.argsort(-statistics.total[: len(names)], kind="stable")
+    frequent = sorted(by_support[:MOST_LABELS].tolist())
+    scores: Mapping[str, Score] = {"precision": precision, "recall": recall, "f1": label_f1}
 
     def formula(sums: Floats) -> Floats:
         counts = LabelCounts(*np.split(sums, 3, axis=-1))
-        shown = LabelCounts(*(count[..., frequent] for count in counts))
+        shown = LabelCounts(
+            support=counts.support[..., frequent],
+            predicted=counts.predicted[..., frequent],
+            both=counts.both[..., frequent],
+        )
         absent = shown.support + shown.predicted == 0
-        each = [np.where(absent, np.nan, score(shown)) for score in scores.values()]
-        return np.concatenate([*each, *(score(counts)[..., None] for score in overall.values())], axis=-1)
+        numbers: list[Floats] = []
+        for score in scores.values():
+            numbers.append(np.where(absent, np.nan, score(shown)))
+        for score in overall.values():
+            numbers.append(score(counts)[..., None])
+        return np.concatenate(numbers, axis=-1)
 
-    label_names = [f"{score}\0{names[index]}" for score in scores for index in frequent]
+    # In the order in which the formula joins the numbers: score by score, then label by label.
+    label_names: list[str] = []
+    for score in scores:
+        label_names += [f"{score}\0{names[index]}" for index in frequent]
     return MetricFormula(names=(*label_names, *overall), statistics=statistics, formula=formula, labels=tuple(names))
 
 
@@ -363,11 +435,13 @@ def regression_measure(labels: Sequence[float], predictions: Sequence[float]) ->
 
     def formula(sums: Floats) -> Floats:
         count, x, y, xx, yy, xy, absolute, squared = np.moveaxis(sums, -1, 0)
+        # n times the sums of squares around the mean of the drawn rows, which differs from the mean above.
         spread, others = count * xx - x * x, count * yy - y * y
         varies = (spread > _ROUNDING * count * xx) & (others > _ROUNDING * count * yy)
         pearson = np.full(varies.shape, np.nan)
         np.divide(count * xy - x * y, np.sqrt(np.abs(spread * others)), out=pearson, where=varies)
-        return np.stack([np.clip(pearson, -1.0, 1.0), absolute / count, np.sqrt(squared / count)], axis=-1)
+        correlation = np.clip(pearson, -1.0, 1.0)
+        return np.stack([correlation, absolute / count, np.sqrt(squared / count)], axis=-1)
 
     names = ("pearson", "mean_absolute_error", "rmse")
     return MetricFormula(names=names, statistics=SufficientStatistics.of(rows), formula=formula)
@@ -412,10 +486,12 @@ def masked_token_measure(counts: Sequence[int], losses: Sequence[float], correct
         losses: Sum of their cross entropies.
         correct: Number of correct predictions.
     """
-    rows = np.stack([np.asarray(column, dtype=np.float64) for column in (counts, losses, correct)], axis=1)
+    columns = [np.asarray(column, dtype=np.float64) for column in (counts, losses, correct)]
+    rows = np.stack(columns, axis=1)
 
     def formula(sums: Floats) -> Floats:
         count, loss, hits = np.moveaxis(sums, -1, 0)
+        # A resample can have no masked token (nan), and the perplexity of a new model can be infinite.
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             return np.stack([np.exp(loss / count), hits / count], axis=-1)
 
@@ -434,21 +510,29 @@ def replaced_token_measure(sizes: Sequence[int], scores: Floats, replaced: Flags
         replaced: ``[N]`` True if another token is in its position.
         masked: ``[N]`` True if a token was drawn for it.
     """
-    edges = np.unique([0.0, *np.quantile(scores, np.linspace(0, 1, _BINS))]) if len(scores) else np.zeros(1)
+    edges = np.zeros(1)
+    if len(scores):
+        edges = np.unique([0.0, *np.quantile(scores, np.linspace(0, 1, _BINS))])
     bins = np.searchsorted(edges, scores, side="left")  # scores above 0 are in bins of their own
-    above, count = np.arange(len(edges) + 1) > np.searchsorted(edges, 0.0), len(edges) + 1
-    columns = np.split(bins + count * replaced, np.cumsum(sizes)[:-1])
-    drawn = np.split(masked, np.cumsum(sizes)[:-1])
-    rows = [Counter(codes.tolist()) | {2 * count: int(mask.sum())} for codes, mask in zip(columns, drawn, strict=True)]
+    count = len(edges) + 1  # of the bins
+    above = np.arange(count) > np.searchsorted(edges, 0.0)
+    # The sums: tokens that are not replaced by bin, replaced ones by bin, and the number of masked tokens.
+    ends = np.cumsum(sizes)[:-1]
+    columns = np.split(bins + count * replaced, ends)
+    drawn = np.split(masked, ends)
+    rows: list[Mapping[int, int]] = []
+    for codes, mask in zip(columns, drawn, strict=True):
+        rows.append(Counter(codes.tolist()) | {2 * count: int(mask.sum())})
     correction = 0.0
 
     def formula(sums: Floats) -> Floats:
         others, exact = sums[..., :count], sums[..., count:-1]
+        # The area is the share of pairs of a replaced and another token in which the replaced one has the higher score.
         below = np.cumsum(others, axis=-1) - others / 2  # a tie counts 0.5
         positives, negatives = exact.sum(-1), others.sum(-1)
         with np.errstate(divide="ignore", invalid="ignore"):
             area = (exact * below).sum(-1) / (positives * negatives)
-            accuracy = 1 - positives / sums[..., -1]
+            accuracy = 1 - positives / sums[..., -1]  # where the generator draws the original, nothing is replaced
         hits, said = exact[..., above].sum(-1), (exact + others)[..., above].sum(-1)
         return np.stack([area + correction, ratio(hits, said), ratio(hits, positives), accuracy], axis=-1)
 
@@ -457,7 +541,8 @@ def replaced_token_measure(sizes: Sequence[int], scores: Floats, replaced: Flags
     if math.isfinite(exact):
         correction = exact - float(formula(statistics.total)[0])
     names = ("auc", "precision", "recall", "generator_accuracy")
-    return MetricFormula(names=names, statistics=statistics, formula=formula, labels=tuple(map(str, edges.tolist())))
+    limits = tuple(str(edge) for edge in edges.tolist())
+    return MetricFormula(names=names, statistics=statistics, formula=formula, labels=limits)
 
 
 def area_under_curve(labels: Flags, scores: Floats) -> float:
@@ -473,7 +558,9 @@ def area_under_curve(labels: Flags, scores: Floats) -> float:
     positives, negatives = int(labels.sum()), int((~labels).sum())
     if not positives or not negatives:
         return math.nan
-    return float((mean_ranks(scores)[labels].sum() - positives * (positives + 1) / 2) / (positives * negatives))
+    # Mann and Whitney's U: the sum of the ranks of the positives, minus the smallest sum that they could have.
+    above_negatives = mean_ranks(scores)[labels].sum() - positives * (positives + 1) / 2
+    return float(above_negatives / (positives * negatives))
 
 
 def mean_ranks(values: Floats) -> Floats:

@@ -29,7 +29,9 @@ class AnswerScores(NamedTuple):
 
 def normalize_answer(text: str) -> str:
     """Lowers case, and removes ASCII punctuation, English articles and extra spaces."""
-    return " ".join(ARTICLES.sub(" ", text.lower().translate(PUNCTUATION)).split())
+    # In this order, as in the scripts: an article that stands beside punctuation is a word only without it.
+    letters = text.lower().translate(PUNCTUATION)
+    return " ".join(ARTICLES.sub(" ", letters).split())
 
 
 def answer_scores(labels: Sequence[Sequence[str]], predictions: Sequence[str], *, version_2: bool) -> AnswerScores:
@@ -44,18 +46,25 @@ def answer_scores(labels: Sequence[Sequence[str]], predictions: Sequence[str], *
         version_2: Score as evaluate-v2.0 does, else as evaluate-v1.1.
     """
     scores = AnswerScores(exact=[], f1=[])
-    for texts, prediction in zip(labels, map(normalize_answer, predictions), strict=True):
-        accepted = list(dict.fromkeys(map(normalize_answer, texts)))
+    for texts, prediction in zip(labels, predictions, strict=True):
+        predicted = normalize_answer(prediction)
+        accepted = list(dict.fromkeys(normalize_answer(text) for text in texts))
         if version_2:
             accepted = [text for text in accepted if text]
-            accepted = accepted if accepted else [""]
-        words = prediction.split()
-        scores.exact.append(int(prediction in accepted))
-        scores.f1.append(max(_word_f1(text.split(), words, both_empty=int(version_2)) for text in accepted))
+            if not accepted:
+                accepted = [""]
+        words = predicted.split()
+        of_answers = [_word_f1(text.split(), words, both_empty=int(version_2)) for text in accepted]
+        scores.exact.append(int(predicted in accepted))
+        scores.f1.append(max(of_answers))
     return scores
 
 
 def _word_f1(label: list[str], prediction: list[str], *, both_empty: int) -> float:
+    """Returns the F1 of the words of an answer, which count as often as they occur.
+
+    The ints are those of the scripts, in which sums of scores begin as ints.
+    """
     if not label and not prediction:
         return both_empty
     common = (Counter(label) & Counter(prediction)).total()
@@ -111,29 +120,43 @@ def squad_v2_metrics(
     Raises:
         DataError: There is no question, or null odds are not a number.
     """
-    _check(labels, () if null_odds is None else null_odds)
+    if null_odds is None:
+        _check(labels)
+    else:
+        _check(labels, null_odds)
     answerable = [bool(texts) for texts in labels]
     scanned = final = answer_scores(labels, predictions, version_2=True)
     if null_odds is not None:
-        blank_scores = [float(not texts) if odds > 0 else None for texts, odds in zip(labels, null_odds, strict=True)]
-        final = AnswerScores(
-            *(
-                [score if blank is None else blank for score, blank in zip(scores, blank_scores, strict=True)]
-                for scores in scanned
-            )
-        )
+        final = _with_blanks(scanned, answerable, null_odds)
     metrics: dict[str, float] = {}
     for prefix, kinds in (("", (True, False)), ("HasAns_", (True,)), ("NoAns_", (False,))):
-        rows = [row for row, has_answer in enumerate(answerable) if has_answer in kinds]
-        if rows:
-            metrics[f"{prefix}exact"] = percentage(sum(final.exact[row] for row in rows), len(rows))
-            metrics[f"{prefix}f1"] = percentage(sum(final.f1[row] for row in rows), len(rows))
-            metrics[f"{prefix}total"] = len(rows)
+        exact: list[float] = []
+        f1: list[float] = []
+        for row, has_answer in enumerate(answerable):
+            if has_answer in kinds:
+                exact.append(final.exact[row])
+                f1.append(final.f1[row])
+        if exact:
+            metrics[f"{prefix}exact"] = percentage(sum(exact), len(exact))
+            metrics[f"{prefix}f1"] = percentage(sum(f1), len(f1))
+            metrics[f"{prefix}total"] = len(exact)
     if null_odds is not None:
         for name, scores in (("exact", scanned.exact), ("f1", scanned.f1)):
             best = _best_threshold(scores, answerable, predictions, null_odds)
             metrics[f"best_{name}"], metrics[f"best_{name}_thresh"] = best
     return metrics
+
+
+def _with_blanks(scores: AnswerScores, answerable: Sequence[bool], null_odds: Sequence[float]) -> AnswerScores:
+    """Returns the scores with "" as the answer to every question whose null odds exceed 0."""
+    final = AnswerScores(exact=[], f1=[])
+    pairs = zip(scores.exact, scores.f1, strict=True)
+    for (exact, f1), is_answerable, odds in zip(pairs, answerable, null_odds, strict=True):
+        if odds > 0:  # "" is right if the question has no answer, and wrong otherwise
+            exact = f1 = float(not is_answerable)
+        final.exact.append(exact)
+        final.f1.append(f1)
+    return final
 
 
 def _best_threshold(
@@ -146,7 +169,8 @@ def _best_threshold(
     """
     current: float = answerable.count(False)
     best, threshold = current, 0.0
-    for row in sorted(range(len(null_odds)), key=null_odds.__getitem__):
+    ascending = sorted(range(len(null_odds)), key=null_odds.__getitem__)
+    for row in ascending:
         if answerable[row]:
             current += scores[row]
         elif predictions[row]:
@@ -178,11 +202,15 @@ def tune_null_threshold(
     for texts, score, odds in zip(labels, scores, null_odds, strict=True):
         gains[odds] = gains.get(odds, 0.0) + score - float(not texts)
     ordered = sorted(gains)
-    totals = list(accumulate((gains[odds] for odds in ordered), initial=0.0))
+    ordered_gains = [gains[odds] for odds in ordered]
+    totals = list(accumulate(ordered_gains, initial=0.0))  # the gain if the first 0, 1, 2, ... odds are answered
     # -inf is answered and inf is not, whatever the finite threshold, so no step goes beyond such odds.
-    stops = range(int(ordered[0] == -inf), len(totals) - int(ordered[-1] == inf))
-    answered = max(stops, key=totals.__getitem__)
-    return _between([-inf, *ordered][answered], [*ordered, inf][answered])
+    fewest = int(ordered[0] == -inf)
+    stops = range(fewest, len(totals) - int(ordered[-1] == inf))
+    answered = max(stops, key=totals.__getitem__)  # max returns the first of equals, which is the lowest threshold
+    last_answered = [-inf, *ordered][answered]
+    first_refused = [*ordered, inf][answered]
+    return _between(last_answered, first_refused)
 
 
 def _between(low: float, high: float) -> float:
@@ -190,15 +218,16 @@ def _between(low: float, high: float) -> float:
     if isinf(low) and isinf(high):
         return 0.0
     if isinf(low):
-        return min(high - 1.0, nextafter(high, -inf))
+        return min(high - 1.0, nextafter(high, -inf))  # 1 less than a huge number is the same number
     if isinf(high):
         return low + 1.0
-    middle = low / 2 + high / 2
-    return middle if low < middle < high else low
+    middle = low / 2 + high / 2  # halves first, because the sum of two large numbers is infinite
+    return middle if low < middle < high else low  # neighbouring floats have no number between them
 
 
 def _check(labels: Sequence[Sequence[str]], null_odds: Sequence[float] = ()) -> None:
+    """Raises DataError if there is no question, or if null odds are not a number."""
     if not labels:
         raise DataError("there is no question, but SQuAD metrics need at least one")
-    if any(map(isnan, null_odds)):
+    if any(isnan(odds) for odds in null_odds):
         raise DataError("null odds hold nan, expected numbers. Look for nan in the model's logits")

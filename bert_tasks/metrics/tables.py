@@ -24,12 +24,14 @@ Value = TypeVar("Value")  # a number, or None if a file has null instead of a nu
 
 def metric_key(name: str, metric: str) -> str:
     """Returns the key of a metric on the set ``name``, empty for a single set."""
-    return f"{name}{SEPARATOR}{metric}" if name else metric
+    if not name:
+        return metric
+    return f"{name}{SEPARATOR}{metric}"
 
 
 def split_key(key: str, sets: Sequence[str]) -> tuple[str, str]:
     """Splits a key into validation set and metric, if ``sets`` are the run's sets."""
-    if not any(sets):
+    if not any(sets):  # a single set without a name, whose metrics may contain the separator
         return "", key
     name, _, metric = key.partition(SEPARATOR)
     return name, metric
@@ -38,7 +40,11 @@ def split_key(key: str, sets: Sequence[str]) -> tuple[str, str]:
 def metrics_of_set(metrics: Mapping[str, Value], name: str) -> dict[str, Value]:
     """Returns the metrics of one validation set, without its name."""
     start = metric_key(name, "")
-    return {key.removeprefix(start): value for key, value in metrics.items() if key.startswith(start)}
+    of_set: dict[str, Value] = {}
+    for key, value in metrics.items():
+        if key.startswith(start):
+            of_set[key.removeprefix(start)] = value
+    return of_set
 
 
 def metrics_by_set(metrics: Mapping[str, Value], sets: Sequence[str]) -> dict[str, dict[str, Value]]:
@@ -100,29 +106,39 @@ class MetricTable:
 
     def lines(self, name: str = "") -> list[str]:
         """Returns lines for people, with the validation set's ``name`` before metrics."""
-        named = [(metric_key(name, metric), value) for metric, value in self.overall.items()]
-        width = max((len(metric) for metric, _ in named), default=0)
-        lines = [f"{metric:<{width}}  {format_number(value)}" for metric, value in named]
-        return [*lines, "", *self.class_lines(), ""] if self.rows else lines
+        named = {metric_key(name, metric): value for metric, value in self.overall.items()}
+        width = max((len(key) for key in named), default=0)
+        lines = [f"{key:<{width}}  {format_number(value)}" for key, value in named.items()]
+        if self.rows:
+            lines += ["", *self.class_lines(), ""]
+        return lines
 
     def class_lines(self, count: str = "support") -> list[str]:
         """Returns the table of the classes, if any. ``count`` names its last column."""
         if not self.rows:
             return []
-        rows = list(map(_cells, self.rows))
+        rows = [_cells(row) for row in self.rows]
         return Table(columns=(self.word, *self.columns, count), rows=rows, has_numbers=True).lines()
 
 
 def _cells(row: ClassRow) -> tuple[str, ...]:
+    """Returns the cells of a class, whose name may hold characters that would break the line."""
+    name = row.name
+    if not name.isprintable():
+        name = repr(name)
+    scores = [format_number(score) for score in row.scores]
     support = "-" if row.support is None else str(row.support)
-    return (row.name if row.name.isprintable() else repr(row.name), *map(format_number, row.scores), support)
+    return (name, *scores, support)
 
 
 def format_number(value: float | None) -> str:
     """Formats a number for people with four digits after the point, except counts. None and NaN are a dash."""
     if value is None or math.isnan(value):
         return "-"
-    return f"{value:.0f}" if abs(value) > 1 and float(value).is_integer() else f"{value:.4f}"
+    # Whole numbers above 1 are counts. An accuracy of exactly 1 keeps its digits, like the ones below it.
+    if abs(value) > 1 and float(value).is_integer():
+        return f"{value:.0f}"
+    return f"{value:.4f}"
 
 
 def metric_table(
@@ -146,15 +162,22 @@ def metric_table(
         support: Score that counts the true rows of a class.
         repeated: See ``MetricTable``.
     """
-    rows, taken = [], set(repeated)
+    rows: list[ClassRow] = []
+    taken = set(repeated)  # the metrics that do not stand among those over all rows
     for name in names:
-        keys = [key(name, column) for column in (*columns, support)]
-        if any(metric in metrics for metric in keys):
-            *scores, count = map(metrics.get, keys)
-            whole = None if count is None or not math.isfinite(count) else int(count)
-            rows.append(ClassRow(name=name, scores=tuple(scores), support=whole))
-            taken |= set(keys)
+        keys = [key(name, column) for column in columns]
+        count_key = key(name, support)
+        if not any(metric in metrics for metric in (*keys, count_key)):
+            continue
+        scores = [metrics.get(metric) for metric in keys]
+        count = metrics.get(count_key)
+        whole = None
+        if count is not None and math.isfinite(count):
+            whole = int(count)
+        rows.append(ClassRow(name=name, scores=tuple(scores), support=whole))
+        taken.update(keys)
+        taken.add(count_key)
     overall = {name: value for name, value in metrics.items() if name not in taken}
-    return MetricTable(
-        overall=overall, word=word if rows else "", columns=tuple(columns), rows=tuple(rows), repeated=repeated
-    )
+    if not rows:
+        word = ""
+    return MetricTable(overall=overall, word=word, columns=tuple(columns), rows=tuple(rows), repeated=repeated)

@@ -71,13 +71,16 @@ class SpanPrediction(Prediction):
 class Answer(Output[SpanPrediction]):
     """A span of the context, by one softmax over the starts and one over the ends of a window.
 
-    Rows have a ``context``. The windows' ``offsets`` say which of its characters a token stands for.
+    It is the output of extractive question answering, as Devlin et al. train BERT on SQuAD
+    (https://arxiv.org/abs/1810.04805, section 4.2). Answers are copied from the context, never written freely. Rows
+    have a ``context``. The windows' ``offsets`` say which of its characters a token stands for. Metrics are those of
+    SQuAD's official scripts.
 
     Attributes:
         labels: None. Do not set them.
         n_best_size: Number of answers per question, and of starts and ends of a window that are paired.
-        max_answer_length: in tokens.
-        version_2_with_negative: questions may have no answer (SQuAD 2.0).
+        max_answer_length: Maximum number of tokens of an answer.
+        version_2_with_negative: True if questions may have no answer (SQuAD 2.0).
         null_threshold: Null odds above which the prediction is "no answer", chosen on validation rows. None means 0.
 
     Example:
@@ -121,11 +124,12 @@ class Answer(Output[SpanPrediction]):
     # Training
 
     def loss(self, logits: Tensor, batch: PackedBatch) -> tuple[LossTerm, ...]:
-        """Computes the cross entropy of start and end over a labelled window's tokens."""
+        """Returns the summed cross entropy of start and end over the tokens of labelled windows."""
         parts = torch.split(logits, list(batch.layout.gather_counts))
         labelled_windows = [window for window, count in zip(parts, batch.label_counts, strict=True) if count]
         if not labelled_windows:
             return (no_loss(self.name, logits),)
+        # A start and an end are two examples each with a class for every token. Their mean is transformers' loss.
         scores = position_logits(labelled_windows, absent=-torch.inf)  # [2 B, T]
         total = F.cross_entropy(scores, batch.labels.long(), reduction="sum")
         return (LossTerm(name=self.name, total=total, count=logits.new_full((), len(scores))),)
@@ -133,7 +137,7 @@ class Answer(Output[SpanPrediction]):
     def divergence(
         self, student: Tensor, teacher: Tensor, batch: PackedBatch, temperature: float
     ) -> tuple[Tensor, float]:
-        """Compares the starts and the ends of each window."""
+        """Returns the divergence of the starts and of the ends of each window."""
         sizes = list(batch.layout.gather_counts)
         of_student = position_logits(torch.split(student, sizes), absent=NO_LOGIT)  # [2 B, T]
         of_teacher = position_logits(torch.split(teacher, sizes), absent=NO_LOGIT)  # [2 B, T]
@@ -155,6 +159,7 @@ class Answer(Output[SpanPrediction]):
         answered, labels = _answered_rows(predictions, rows)
         if not self.version_2_with_negative or not answered:
             return self
+        # The best span of each question, also if the present threshold made "no answer" of it.
         spans = [prediction.best.text for prediction in answered]
         odds = [_null_odds(prediction) for prediction in answered]
         return replace(self, null_threshold=tune_null_threshold(labels, spans, odds))
@@ -175,14 +180,11 @@ class Answer(Output[SpanPrediction]):
         rows: Sequence[Row],
         tokenizer: "PreTrainedTokenizerBase",
     ) -> list[SpanPrediction]:
-        ranked = merge_windows(
-            compact,
-            [_offsets(feature) for feature in features],
-            [len(windows) for windows in windows_by_row(features)],
-            [row["context"] for row in rows],
-            n_best=self.n_best_size,
-            with_null=self.version_2_with_negative,
-        )
+        offsets = [_offsets(feature) for feature in features]
+        counts = [len(windows) for windows in windows_by_row(features)]
+        contexts = [row["context"] for row in rows]
+        with_null = self.version_2_with_negative
+        ranked = merge_windows(compact, offsets, counts, contexts, n_best=self.n_best_size, with_null=with_null)
         threshold = 0.0 if self.null_threshold is None else self.null_threshold
         predictions = []
         for spans, row in zip(ranked, rows, strict=True):
@@ -268,10 +270,11 @@ class Answer(Output[SpanPrediction]):
             name = ids[number] if has_ids else str(number)
             answer: dict[str, Any] = {"id": name, "prediction_text": prediction.answer}
             if self.version_2_with_negative:
+                # The sigmoid, written as a tanh, which cannot overflow.
                 answer["no_answer_probability"] = 0.5 + 0.5 * tanh(_null_odds(prediction) / 2)
-            answers = row["answers"]
-            references.append({"id": name, "answers": {key: list(answers[key]) for key in ("text", "answer_start")}})
             predicted.append(answer)
+            texts, starts = row["answers"]["text"], row["answers"]["answer_start"]
+            references.append({"id": name, "answers": {"text": list(texts), "answer_start": list(starts)}})
         return predicted, references
 
     @property
@@ -321,18 +324,20 @@ def _answer_tokens(
             if first_token < 0:  # fewer spans than rows
                 continue
             start, end = int(first_token), int(last_token)
-            if (offsets[3 * start], offsets[3 * end + 1]) == (prediction.start, prediction.end):
+            if (offsets[3 * start], offsets[3 * end + 1]) == (prediction.start, prediction.end):  # see ``Feature``
                 candidates.append((start_logit + end_logit, window, start, end))
     _, window, start, end = max(candidates, key=lambda candidate: candidate[0])
     return window, start, end
 
 
 def _offsets(feature: Feature) -> Sequence[int]:
+    """Returns the characters and the role of each token of a window, three numbers for each."""
     offsets = feature.get("offsets")
     return () if offsets is None else offsets
 
 
 def _null_odds(prediction: SpanPrediction) -> float:
+    """Returns the null odds of a prediction, and 0 if "no answer" was not allowed."""
     return 0.0 if prediction.null_odds is None else prediction.null_odds
 
 
@@ -340,17 +345,23 @@ def _answered_rows(
     predictions: Sequence[SpanPrediction], rows: Sequence[Row]
 ) -> tuple[list[SpanPrediction], list[list[str]]]:
     """Returns the predictions for the rows that have answers, and the answers' texts."""
-    pairs = labelled(rows, predictions, "answers")
-    return [prediction for _, prediction in pairs], [row["answers"]["text"] for row, _ in pairs]
+    answered: list[SpanPrediction] = []
+    texts: list[list[str]] = []
+    for row, prediction in labelled(rows, predictions, "answers"):
+        answered.append(prediction)
+        texts.append(row["answers"]["text"])
+    return answered, texts
 
 
 def _refuse_unanswerable(rows: Iterable[Row]) -> None:
+    """Raises DataError if a question has no answer in its context. Rows without ``answers`` have no label."""
     for number, row in enumerate(rows):
         answers = row.get("answers")
         if answers is None or answers["text"]:
             continue
-        name = row.get("id")
-        source = f"row {number}" if name is None else f"row {number} (id {name!r})"
+        source = f"row {number}"
+        if row.get("id") is not None:
+            source = f"row {number} (id {row['id']!r})"
         raise DataError(
             f"{source}: the question has no answer, expected at least one. Set version_2_with_negative = true "
             "(SQuAD 2.0), or remove such questions"

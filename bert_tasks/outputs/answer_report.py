@@ -36,6 +36,8 @@ Pairs = Sequence[tuple[Row, Any]]  # rows with answers, each with its prediction
 
 
 class _Question(NamedTuple):
+    """A row with its accepted answers, its prediction, and the exact match (0 or 1) and F1 (0 to 1) of both."""
+
     row: Row
     labels: Sequence[str]
     prediction: Any
@@ -44,7 +46,7 @@ class _Question(NamedTuple):
 
 
 def exact_match_name(*, version_2: bool) -> str:
-    """Returns the name of the exact match in SQuAD 2.0 or 1.1."""
+    """Returns the name that the official script of SQuAD 2.0 or 1.1 gives to the exact match."""
     return "exact" if version_2 else "exact_match"
 
 
@@ -66,12 +68,13 @@ def degenerate_answers(pairs: Pairs) -> str | None:
     Args:
         pairs: The rows that have answers, each with its prediction.
     """
-    if len(pairs) < 2 or not any(row["answers"]["text"] for row, _ in pairs):
+    labels = [row["answers"] for row, _ in pairs]
+    has_answers = any(label["text"] for label in labels)
+    if len(pairs) < 2 or not has_answers:
         return None
     answers = {prediction.answer for _, prediction in pairs}
     if answers == {""}:
         return 'predicts "no answer" for every question'
-    labels = [row["answers"] for row, _ in pairs]
     if len(answers) == 1:
         (answer,) = answers
         if all(answer in label["text"] for label in labels):
@@ -92,11 +95,18 @@ def answer_sections(pairs: Pairs, *, version_2: bool, null_threshold: float | No
         version_2: True if questions may have no answer (SQuAD 2.0).
         null_threshold: The null odds above which the prediction is "no answer". None if they were not tuned.
     """
-    labels = [row["answers"]["text"] for row, _ in pairs]
-    scores = answer_scores(labels, [prediction.answer for _, prediction in pairs], version_2=version_2)
+    labels: list[Sequence[str]] = []
+    answers: list[str] = []
+    confidences: list[float] = []
+    for row, prediction in pairs:
+        labels.append(row["answers"]["text"])
+        answers.append(prediction.answer)
+        confidences.append(prediction.score)
+    scores = answer_scores(labels, answers, version_2=version_2)
     questions = []
     for (row, prediction), exact, f1 in zip(pairs, scores.exact, scores.f1, strict=True):
         questions.append(_Question(row, row["answers"]["text"], prediction, exact, f1))
+    results = [_result(question) for question in questions]
     exact_name = exact_match_name(version_2=version_2)
     groups: dict[str, MetricFormula] = {}
     charts: tuple[Chart, ...] = ()
@@ -110,10 +120,10 @@ def answer_sections(pairs: Pairs, *, version_2: bool, null_threshold: float | No
         measure=_measure(questions, exact_name),
         unit="questions",
         headline=("f1", exact_name),
-        results=tuple(_result(question) for question in questions),
+        results=tuple(results),
         percent=True,
         groups=groups,
-        calibration=calibration([question.prediction.score for question in questions], scores.exact),
+        calibration=calibration(confidences, scores.exact),
         confidence_in="answer",
         charts=charts,
         examples=_examples(questions),
@@ -149,17 +159,28 @@ def _answerable_groups(questions: Sequence[_Question], exact_name: str) -> dict[
 
 def _threshold_scores(questions: Sequence[_Question]) -> list[tuple[float, float, float]]:
     """Returns (threshold, exact match, F1) at thresholds that change a prediction."""
-    null_odds = [question.prediction.null_odds for question in questions]
-    odds = np.array([0.0 if each is None else each for each in null_odds])
+    labels: list[Sequence[str]] = []
+    texts: list[str] = []
+    null_odds: list[float] = []
+    for question in questions:
+        labels.append(question.labels)
+        texts.append(question.prediction.best.text)
+        odds_of_question = question.prediction.null_odds
+        if odds_of_question is None:
+            odds_of_question = 0.0
+        null_odds.append(odds_of_question)
+    best = answer_scores(labels, texts, version_2=True)
+    is_unanswerable = [float(not of_question) for of_question in labels]
+    odds = np.array(null_odds)
     order = np.argsort(odds, kind="stable")
-    labels = [question.labels for question in questions]
-    best = answer_scores(labels, [question.prediction.best.text for question in questions], version_2=True)
-    answered = np.array([best.exact, best.f1], dtype=np.float64).T[order]  # [S, 2]
-    silent = np.array([[float(not question.labels)] * 2 for question in questions])[order]
-    total = np.vstack([np.zeros(2), np.cumsum(answered - silent, axis=0)]) + silent.sum(axis=0)
-    scores = 100.0 * total / len(questions)
     ordered = odds[order]
+    answered = np.array([best.exact, best.f1], dtype=np.float64).T[order]  # [S, 2] if every question is answered
+    silent = np.array([is_unanswerable, is_unanswerable]).T[order]  # [S, 2] if none is
+    # Row i is the sum of the scores if the i questions with the lowest odds are answered, and the others are not.
+    total = np.vstack([np.zeros(2), np.cumsum(answered - silent, axis=0)]) + silent.sum(axis=0)  # [S + 1, 2]
+    scores = 100.0 * total / len(questions)
     ends = np.append(np.flatnonzero(np.diff(ordered)) + 1, len(ordered))  # equal odds are answered together
+    # A threshold below all odds, at which no question is answered, with a small gap so that the line shows it.
     below_all = float(ordered[0]) - 0.05 * max(1.0, float(ordered[-1] - ordered[0]))
     at_ends = [(float(ordered[end - 1]), *scores[end].tolist()) for end in ends]
     return [(below_all, *scores[0].tolist()), *thinned(at_ends)]
@@ -172,8 +193,13 @@ def _threshold_chart(points: Sequence[tuple[float, float, float]], chosen: float
         points: (threshold, exact match, F1).
         chosen: The threshold in use. None if it was not tuned.
     """
-    exact = [(threshold, score) for threshold, score, _ in points]
-    f1 = [(threshold, score) for threshold, _, score in points]
+    exact: list[tuple[float, float]] = []
+    f1: list[tuple[float, float]] = []
+    scores: list[float] = []
+    for threshold, exact_score, f1_score in points:
+        exact.append((threshold, exact_score))
+        f1.append((threshold, f1_score))
+        scores += [exact_score, f1_score]
     ends = [points[0][0], points[-1][0]]
     rule = None
     if chosen is not None:
@@ -186,7 +212,7 @@ def _threshold_chart(points: Sequence[tuple[float, float, float]], chosen: float
             f"F1 and exact match by the threshold of the null odds. The best F1, {best[2]:.1f}, is at {best[0]:.2f}."
         ),
         x=Axis(name="threshold of the null odds", low=min(ends), high=max(ends)),
-        y=Axis.around("score", (score for _, score in exact + f1)),
+        y=Axis.around("score", scores),
         lines=(
             Line(name="F1", points=f1, style=0, marked=False),
             Line(name="exact match", points=exact, style=1, marked=False),
@@ -199,28 +225,30 @@ def _threshold_chart(points: Sequence[tuple[float, float, float]], chosen: float
 
 def _examples(questions: Sequence[_Question]) -> Examples:
     """Returns the worst predictions, the most confident first, and a few correct ones."""
-    wrong = sorted(
-        (question for question in questions if not question.exact),
-        key=lambda question: (question.f1, -question.prediction.score),
-    )
+    wrong = [question for question in questions if not question.exact]
+    wrong.sort(key=lambda question: (question.f1, -question.prediction.score))
     correct = [question for question in questions if question.exact][:_CORRECT_EXAMPLES]
     lead = (
         f"Questions without an exact match: {len(wrong):,} of {len(questions):,}. The worst come first and, among "
         "equals, the most confident. Some correct questions follow."
     )
-    items = [_example(question) for question in [*wrong[: MOST_QUESTIONS - len(correct)], *correct]]
+    shown = [*wrong[: MOST_QUESTIONS - len(correct)], *correct]
+    items = [_example(question) for question in shown]
     return Examples(word="Questions", title="Questions", lead=lead, items=tuple(items))
 
 
 def _example(question: _Question) -> Example:
+    """Returns a question with the accepted and the predicted answer, marked in the context."""
     row, prediction = question.row, question.prediction
-    label = " / ".join(cut(text, 120) for text in dict.fromkeys(question.labels))
-    if not question.labels:
-        label = "no answer"
+    label = "no answer"
+    if question.labels:
+        different = dict.fromkeys(question.labels)  # annotators often agree on the same answer
+        label = " / ".join(cut(text, 120) for text in different)
     answer = cut(prediction.answer, 200)
     if not answer:
         answer = "no answer"
     tone: Literal["good", "bad"] = "good" if question.f1 == 1 else "bad"
+    candidates = [(cut(span.text, 120), span.score) for span in prediction.n_best[:_BEST]]
     remarks = (
         Remark(name="label", value=label),
         Remark(name="prediction", value=answer, tone=tone),
@@ -233,7 +261,7 @@ def _example(question: _Question) -> Example:
         texts=(cut(row["question"]),),
         excerpt=_excerpt(question),
         remarks=remarks,
-        candidates=tuple((cut(span.text, 120), span.score) for span in prediction.n_best[:_BEST]),
+        candidates=tuple(candidates),
     )
 
 
@@ -257,6 +285,7 @@ def _excerpt(question: _Question) -> tuple[Segment, ...]:
             gap = " … " if end else "… "
             segments.append(Segment(text=gap))
         end = min(high, len(context))
+        # A segment between two neighbouring borders is marked as a whole or not at all, also if the spans overlap.
         borders = {low, end}
         for span in marked:
             borders.update(offset for offset in span if low < offset < end)
@@ -273,7 +302,8 @@ def _excerpt(question: _Question) -> tuple[Segment, ...]:
 def _surroundings(marked: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """Returns the characters around each span, joined if they overlap."""
     joined: list[tuple[int, int]] = []
-    for low, high in sorted((max(0, start - _AROUND), stop + _AROUND) for start, stop in marked):
+    around = [(max(0, start - _AROUND), stop + _AROUND) for start, stop in marked]
+    for low, high in sorted(around):
         if joined and low <= joined[-1][1]:
             joined[-1] = (joined[-1][0], max(high, joined[-1][1]))
         else:
@@ -282,4 +312,8 @@ def _surroundings(marked: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _mark(span: tuple[int, int] | None, start: int, end: int) -> str:
-    return "answer" if span is not None and span[0] <= start and end <= span[1] else ""
+    """Returns the mark of the characters ``start`` to ``end - 1``, which is empty if the span does not hold them."""
+    if span is None:
+        return ""
+    is_inside = span[0] <= start and end <= span[1]
+    return "answer" if is_inside else ""

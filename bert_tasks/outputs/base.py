@@ -24,7 +24,7 @@ from bert_tasks.outputs.explanation import ExplainedLogit, Explanation
 from bert_tasks.outputs.features import Feature
 from bert_tasks.outputs.files import FileFormat
 from bert_tasks.outputs.hf_config import label_config
-from bert_tasks.outputs.prediction import ON_REQUEST, Prediction, PredictionT
+from bert_tasks.outputs.prediction import ON_REQUEST, Prediction, PredictionT, without_scores
 from bert_tasks.outputs.sections import ReportSections
 from bert_tasks.outputs.settings import Settings, require
 
@@ -36,9 +36,14 @@ if TYPE_CHECKING:
 class LossTerm:
     """One term of a loss, with a sum and the count by which the mean divides it.
 
+    ``Output.loss`` returns sums instead of means, because a step may consist of several batches on several processes.
+    Only the sum of all totals, divided by the sum of all counts, is the mean over the whole step, however it is split.
+
     Attributes:
-        name, weight: Name of the term, unique in a loss, and weight of its mean. Both are the same in every batch.
-        total, count: 0-dimensional tensors on the logits' device.
+        name: Name of the term, unique in a loss, and the same in every batch.
+        total: Sum of the losses of the labelled items, a 0-dimensional tensor on the logits' device, with a gradient.
+        count: The divisor of the mean, a 0-dimensional tensor on the logits' device.
+        weight: Weight of the mean in the loss, the same in every batch. Default: 1.
 
     Example:
         >>> LossTerm(name="tags", total=torch.tensor(3.0), count=torch.tensor(2.0))
@@ -53,7 +58,16 @@ class LossTerm:
 def no_loss(name: str, logits: Tensor, *, weight: float = 1.0) -> LossTerm:
     """Returns a term without labelled items, which is 0 times the logits.
 
-    Processes that train together wait for each other's gradients, so every batch needs a gradient for every parameter.
+    ``Output.loss`` returns it for a batch without labels, instead of leaving the term out. Processes that train
+    together wait for each other's gradients, so every batch needs a gradient for every parameter.
+
+    Args:
+        name: Name of the term.
+        logits: The logits of the head, of any shape.
+        weight: Weight of the term, as in the other batches.
+
+    Returns:
+        A term with the total 0 and the count 0.
 
     Example:
         >>> no_loss("tags", torch.ones(2, 3)).total
@@ -99,6 +113,7 @@ class Output(Settings, ABC, Generic[PredictionT]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        # A text is a sequence of texts, too. Without the check, "good" would be the labels g, o, o and d.
         require(not isinstance(self.labels, str), f"labels is the text {self.labels!r}, expected a tuple of names")
         repeated = sorted({repr(label) for label in self.labels if self.labels.count(label) > 1})
         require(not repeated, f"labels: {', '.join(repeated)} appears more than once")
@@ -128,7 +143,10 @@ class Output(Settings, ABC, Generic[PredictionT]):
         return self.head_kind is not None
 
     def hf_config(self) -> dict[str, Any]:
-        """Returns the entries id2label, label2id and problem_type of transformers' config."""
+        """Returns the entries id2label, label2id and problem_type of transformers' config.
+
+        ``save_pretrained`` writes them, so that transformers and the Hugging Face Hub show the same names of labels.
+        """
         if self.has_labels:
             return label_config(self.labels)
         return {**label_config(("LABEL_0", "LABEL_1")), "problem_type": None}  # transformers' names of two outputs
@@ -139,6 +157,15 @@ class Output(Settings, ABC, Generic[PredictionT]):
         """Returns the labels of a row for the loss, or None if the row has none.
 
         Default: None, for an output whose labels depend on the window, so that its task makes them.
+
+        Args:
+            row: A row in canonical form, whose labels are in the column ``column``.
+
+        Returns:
+            The labels as numbers, as many for every row, for example the index of a class.
+
+        Raises:
+            DataError: The row has a label that the output does not know.
         """
         return None
 
@@ -186,13 +213,23 @@ class Output(Settings, ABC, Generic[PredictionT]):
         raise NotImplementedError
 
     def divergence_count(self, features: Sequence[Feature]) -> float:
-        """Returns the count of ``divergence`` for a batch of these features, with or without labels."""
+        """Returns the count of ``divergence`` for a batch of these features, with or without labels.
+
+        As ``counts``, it is needed before the first backward pass, so it must not depend on logits.
+        """
         raise NotImplementedError
 
     # Values fitted to data
 
     def fit_rows(self, rows: Iterable[Row]) -> Self:
-        """Returns the output with the fields that are computed from the training rows. Default: unchanged."""
+        """Returns the output with the fields that are computed from the training rows. Default: unchanged.
+
+        Args:
+            rows: The training rows, with or without labels. They may be read once only.
+
+        Raises:
+            DataError: The rows do not suit the settings, for example because a label has no row.
+        """
         return self
 
     @property
@@ -259,6 +296,13 @@ class Output(Settings, ABC, Generic[PredictionT]):
     ) -> list[PredictionT]:
         """Returns the predictions with the logits of each label, choice, or word and label.
 
+        It is called only for a user who asks for logits, so that others do not pay for them.
+
+        Args:
+            predictions: Predictions of ``decode``.
+            compact: The result of ``compact`` for each feature, on the CPU.
+            features: The features, as in ``decode``.
+
         Raises:
             UsageError: The predictions have no such logits.
         """
@@ -281,6 +325,9 @@ class Output(Settings, ABC, Generic[PredictionT]):
         texts: Sequence[str],
     ) -> list[ExplainedLogit]:
         """Returns the logits to explain, row after row.
+
+        The contributions of the words to each of them are computed by integrated gradients, which takes many forward
+        and backward passes of the row (``Explanation``).
 
         Args:
             predictions: Predictions of ``decode``, whose other arguments follow.
@@ -312,7 +359,7 @@ class Output(Settings, ABC, Generic[PredictionT]):
         names = self.written_fields()
         if not names:
             raise TypeError(f"{self.name} does not say what its predictions hold")
-        hints = get_type_hints(self.prediction)
+        hints = get_type_hints(self.prediction)  # evaluates annotations that are texts
         return {name: hints[name] for name in names}
 
     def vector_columns(self, config: EncoderConfig) -> Mapping[str, int]:
@@ -383,7 +430,7 @@ class Output(Settings, ABC, Generic[PredictionT]):
 
         The default is ``to_json`` without floating-point numbers, which are scores.
         """
-        return (_without_scores(prediction.to_json()),)
+        return (without_scores(prediction.to_json()),)
 
     def describe(self, decision: Any) -> str:
         """Returns the words for a decision that is the same everywhere, such as "'calm' for every row"."""
@@ -392,8 +439,12 @@ class Output(Settings, ABC, Generic[PredictionT]):
     def degeneracy(self, predictions: Sequence[PredictionT], rows: Sequence[Row]) -> str | None:
         """Returns what the model predicts for every row although the labels differ, "predicts 'calm' for every row".
 
-        None if the predictions differ, if all labels are equal, and for outputs without ``truths``. Rows without labels
-        do not count.
+        Training warns about such a degenerate run, because its metrics can look good: if nine of ten rows have the same
+        label, predicting that label for every row has an accuracy of 0.9.
+
+        Returns:
+            The second half of a sentence. None if the predictions differ, if all labels are equal, and for outputs
+            without ``truths``. Rows without labels do not count.
         """
         labels = set[Hashable]()
         decisions = set[Hashable]()
@@ -425,16 +476,18 @@ class Output(Settings, ABC, Generic[PredictionT]):
         return agreements
 
 
-def _without_scores(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _without_scores(item) for key, item in value.items() if not isinstance(item, float)}
-    if isinstance(value, list | tuple):
-        return [_without_scores(item) for item in value if not isinstance(item, float)]
-    return value
-
-
 def labelled(rows: Sequence[Row], predictions: Sequence[PredictionT], column: str) -> list[tuple[Row, PredictionT]]:
     """Returns the rows that have labels in this column, each with its prediction.
+
+    Metrics and reports begin with it, because validation data may have rows without labels, which do not count.
+
+    Args:
+        rows: The rows, with or without labels.
+        predictions: A prediction for each row, in the same order.
+        column: The column of the labels. A row has no label if the column is missing, or None.
+
+    Raises:
+        ValueError: There are not as many predictions as rows.
 
     Example:
         >>> rows = [{"text": "Kind staff.", "label": "praise"}, {"text": "Cold soup.", "label": None}]

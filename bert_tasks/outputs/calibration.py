@@ -11,6 +11,7 @@ from dataclasses import fields, replace
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from bert_tasks.errors import UsageError, argument
@@ -34,14 +35,20 @@ def fitted_temperature(pairs: Sequence[tuple[Tensor, int]]) -> float | None:
     """
     if not pairs:
         return None
-    logits = [each.double().numpy() for each, _ in pairs]
-    return fit_temperature(logits, [label for _, label in pairs])
+    logits: list[NDArray[np.float64]] = []
+    labels: list[int] = []
+    for of_row, label in pairs:
+        logits.append(of_row.double().numpy())
+        labels.append(label)
+    return fit_temperature(logits, labels)
 
 
 def calibration_metrics(scores: Sequence[float], correct: Sequence[float]) -> dict[str, float]:
     """Returns the expected calibration error of scores, or nothing if there are none."""
     measured = calibration(scores, correct)
-    return {} if measured is None else {ECE: measured.ece}
+    if measured is None:
+        return {}
+    return {ECE: measured.ece}
 
 
 def uncalibrated(scores: Sequence[Sequence[float]], correct: Sequence[bool], temperature: float) -> Calibration | None:
@@ -56,15 +63,18 @@ def uncalibrated(scores: Sequence[Sequence[float]], correct: Sequence[bool], tem
         return None
     largest = []
     for of_row in scores:
+        # log p is a logit divided by T plus a constant, which a softmax does not notice. Times T it is the logit again.
         logs = np.log(np.clip([*of_row], 1e-30, 1.0))
         powers = np.exp((logs - logs.max()) * temperature)
-        largest.append(float(1 / powers.sum()))
+        largest.append(float(1 / powers.sum()))  # the power of the largest is 1
     return calibration(largest, correct)
 
 
 def score_list(scores: Mapping[str, float] | Sequence[float]) -> list[float]:
     """Returns the probabilities of a prediction in the order of the labels or choices."""
-    return [*scores.values()] if isinstance(scores, Mapping) else [*scores]
+    if isinstance(scores, Mapping):
+        return [*scores.values()]
+    return [*scores]
 
 
 def check_abstention(output: Any, abstain_below: float) -> None:
@@ -81,6 +91,8 @@ def check_abstention(output: Any, abstain_below: float) -> None:
 
 
 def without_label(prediction: Any, score: float) -> Any:
-    """Returns the prediction, without label and answer below ``score``."""
+    """Returns the prediction, without label and answer if its own score is below ``score``."""
+    if prediction.score >= score:
+        return prediction
     names = {field.name for field in fields(prediction)} & {"label", "answer"}
-    return prediction if prediction.score >= score else replace(prediction, **dict.fromkeys(names))
+    return replace(prediction, **dict.fromkeys(names))

@@ -63,6 +63,9 @@ class ChoicePrediction(Prediction):
 class Choice(Output[ChoicePrediction]):
     """One of a row's choices, each of which is a window with one logit. Rows have a list of ``choices``.
 
+    The model reads every choice with the context and gives it one logit, and a softmax compares the choices of the
+    row, so rows may have different numbers of choices. A row costs as much as its number of choices in single texts.
+
     Attributes:
         labels: None. Do not set them.
         calibration: ``temperature`` divides the logits by one number that gives the validation rows the lowest cross
@@ -108,14 +111,18 @@ class Choice(Output[ChoicePrediction]):
     # Training
 
     def encode(self, row: Row) -> list[float] | None:
+        """Returns the number of the right choice, from 0, or None if the row has no label."""
         label = row.get("label")
-        return None if label is None else [float(label)]
+        if label is None:
+            return None
+        return [float(label)]
 
     def loss(self, logits: Tensor, batch: PackedBatch) -> tuple[LossTerm, ...]:
-        """Computes the cross entropy over the choices of labelled rows, which are counted."""
+        """Returns the cross entropy over the choices of the labelled rows, which are counted."""
         numbers = batch.labelled_rows
         if not numbers:
             return (no_loss(self.name, logits),)
+        # A choice that a row lacks has the probability 0, because its logit is -inf.
         samples = choice_logits(logits, batch.windows, absent=-torch.inf)  # [S, C]
         if len(numbers) < len(samples):
             samples = samples.index_select(0, packing.device_tensor(numbers, samples.device, torch.long))
@@ -125,7 +132,7 @@ class Choice(Output[ChoicePrediction]):
     def divergence(
         self, student: Tensor, teacher: Tensor, batch: PackedBatch, temperature: float
     ) -> tuple[Tensor, float]:
-        """Compares the choices of each row."""
+        """Returns the divergence of the choices of each row."""
         of_student = choice_logits(student, batch.windows, absent=NO_LOGIT)  # [S, C]
         of_teacher = choice_logits(teacher, batch.windows, absent=NO_LOGIT)  # [S, C]
         return softmax_divergence(of_student, of_teacher, temperature), float(len(of_student))
@@ -145,7 +152,9 @@ class Choice(Output[ChoicePrediction]):
             if row.get("label") is not None:
                 pairs.append((logits, row["label"]))
         temperature = fitted_temperature(pairs)
-        return self if temperature is None else replace(self, temperature=temperature)
+        if temperature is None:
+            return self
+        return replace(self, temperature=temperature)
 
     # Predictions
 
@@ -161,7 +170,7 @@ class Choice(Output[ChoicePrediction]):
             if self.calibrates:
                 logits = logits / self.temperature
             scores = logits.softmax(dim=0).tolist()
-            best = max(range(len(scores)), key=scores.__getitem__)
+            best = max(range(len(scores)), key=scores.__getitem__)  # the first of equals
             prediction = ChoicePrediction(
                 label=best, answer=row["choices"][best], score=scores[best], scores=tuple(scores)
             )
@@ -198,10 +207,14 @@ class Choice(Output[ChoicePrediction]):
         pairs = labelled(rows, predictions, "label")
         if not pairs:
             return {}
-        correct = [prediction.label == row["label"] for row, prediction in pairs]
+        correct: list[bool] = []
+        scores: list[float] = []
+        for row, prediction in pairs:
+            correct.append(prediction.label == row["label"])
+            scores.append(prediction.score)
         metrics = {"accuracy": sum(correct) / len(correct)}
         if self.calibrates:
-            metrics.update(calibration_metrics([prediction.score for _, prediction in pairs], correct))
+            metrics.update(calibration_metrics(scores, correct))
         return metrics
 
     def metric_inputs(
@@ -217,15 +230,22 @@ class Choice(Output[ChoicePrediction]):
     def report(
         self, predictions: Sequence[ChoicePrediction], rows: Sequence[Row], texts: Sequence[str]
     ) -> ReportSections:
-        pairs = labelled(rows, predictions, "label")
-        results = [_result(row, prediction) for row, prediction in pairs]
-        candidates = [_ranked_choices(row, prediction) for row, prediction in pairs]
-        scores = [result.score for result in results]
-        correct = [result.is_correct for result in results]
+        results: list[RowResult] = []
+        candidates: list[tuple[tuple[str, float], ...]] = []
+        scores: list[float] = []
+        correct: list[bool] = []
+        scores_of_choices: list[tuple[float, ...]] = []
+        for row, prediction in labelled(rows, predictions, "label"):
+            result = _result(row, prediction)
+            results.append(result)
+            candidates.append(_ranked_choices(row, prediction))
+            scores.append(result.score)
+            correct.append(result.is_correct)
+            scores_of_choices.append(prediction.scores)
         before = None
         charts: tuple[Chart, ...] = ()
         if self.calibrates:
-            before = uncalibrated([prediction.scores for _, prediction in pairs], correct, self.temperature)
+            before = uncalibrated(scores_of_choices, correct, self.temperature)
             charts = coverage_charts(scores, correct)
         return ReportSections(
             measure=accuracy_measure(correct),

@@ -38,9 +38,11 @@ def check_class_weights(labels: Sequence[str], given: ClassWeights, balanced: tu
 
 
 def _check_weights(name: str, weights: tuple[float, ...], labels: Sequence[str]) -> None:
+    """Raises ValueError for weights that cannot be the weights of these labels, under the name of their setting."""
     if len(weights) != len(labels):
         raise ValueError(f"{name} holds {counted(len(weights), 'weight')} for {len(labels)} labels")
-    if not all(map(isfinite, weights)) or min(weights) < 0 or max(weights) == 0:
+    are_finite = all(isfinite(weight) for weight in weights)
+    if not are_finite or min(weights) < 0 or max(weights) == 0:
         raise ValueError(f"{name} must be finite numbers, none of them negative, and not all 0")
 
 
@@ -91,13 +93,22 @@ def balanced_weights(
         if is_set and count == total:
             raise _useless(label, "every", noun, "0", "without")
         if is_set:
-            weights.append((total - count) / count)
+            weights.append((total - count) / count)  # what torch's documentation advises for pos_weight
         else:
-            weights.append(total / len(labels) / count)
+            weights.append(total / len(labels) / count)  # scikit-learn's compute_class_weight
     return tuple(weights)
 
 
 def _useless(label: str, share: str, noun: str, weight: str, remedy: str) -> DataError:
+    """Returns the error for a label whose balanced weight would be infinite or 0.
+
+    Args:
+        label: The label.
+        share: How many training examples have it, "no" or "every".
+        noun: The word for an example.
+        weight: What the weight would be.
+        remedy: The rows that are missing, those "with" or "without" the label.
+    """
     return DataError(
         f"class_weights = 'balanced': {share} training {noun} has the label {label!r}, so its weight would be "
         f"{weight}. Add rows {remedy} it, remove the label, or set class_weights to one number per label"

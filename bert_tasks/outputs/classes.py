@@ -77,6 +77,10 @@ class ClassPrediction(Prediction):
 class Classes(Output[ClassPrediction]):
     """One of several classes that exclude each other, by a softmax over the logits. It learns by the cross entropy.
 
+    It is the default output for texts and pairs of texts. If a text may have several labels, or none, use ``LabelSet``,
+    and for a number ``Number``. For rare classes there are class weights and the focal loss, and for confidences that
+    shall be probabilities there is a temperature. A saved folder gives the same scores in transformers.
+
     Attributes:
         problem_type: What is predicted, as in transformers' config: a single label, several labels, or with
             ``regression`` a number, so that there are no labels.
@@ -226,7 +230,9 @@ class Classes(Output[ClassPrediction]):
             if label is not None:
                 pairs.append((logits, self.labels.index(label)))
         temperature = fitted_temperature(pairs)
-        return self if temperature is None else replace(self, temperature=temperature)
+        if temperature is None:
+            return self
+        return replace(self, temperature=temperature)
 
     @property
     def remedies(self) -> tuple[str, ...]:
@@ -281,26 +287,31 @@ class Classes(Output[ClassPrediction]):
 
     def metrics(self, predictions: Sequence[ClassPrediction], rows: Sequence[Row]) -> dict[str, float]:
         pairs = labelled(rows, predictions, self.column.name)
-        labels = [row[self.column.name] for row, _ in pairs]
-        predicted = [prediction.label for _, prediction in pairs]
-        index = {label: position for position, label in enumerate(self.labels)}
-        metrics = classification_metrics(
-            [index[label] for label in labels], [index[str(label)] for label in predicted], self.labels
-        )
+        labels, predicted = self._numbers_of_classes(pairs)
+        metrics = classification_metrics(labels, predicted, self.labels)
         if self.calibrates:
+            scores = [prediction.score for _, prediction in pairs]
             correct = [label == guess for label, guess in zip(labels, predicted, strict=True)]
-            metrics |= calibration_metrics([prediction.score for _, prediction in pairs], correct)
+            metrics |= calibration_metrics(scores, correct)
         return metrics
+
+    def _numbers_of_classes(self, pairs: Sequence[tuple[Row, ClassPrediction]]) -> tuple[list[int], list[int]]:
+        """Returns the places in ``labels`` of each row's label and of its predicted class."""
+        index = {label: number for number, label in enumerate(self.labels)}
+        labels: list[int] = []
+        predicted: list[int] = []
+        for row, prediction in pairs:
+            labels.append(index[row[self.column.name]])
+            predicted.append(index[str(prediction.label)])
+        return labels, predicted
 
     def metric_inputs(self, predictions: Sequence[ClassPrediction], rows: Sequence[Row]) -> tuple[list[int], list[int]]:
         """Returns the numbers of the classes, their places in ``labels``.
 
         It is the form of evaluate's accuracy, f1 and glue (https://huggingface.co/spaces/evaluate-metric/glue).
         """
-        index = {label: number for number, label in enumerate(self.labels)}
-        pairs = labelled(rows, predictions, self.column.name)
-        predicted = [index[str(prediction.label)] for _, prediction in pairs]
-        return predicted, [index[row[self.column.name]] for row, _ in pairs]
+        labels, predicted = self._numbers_of_classes(labelled(rows, predictions, self.column.name))
+        return predicted, labels
 
     def metric_table(self, metrics: Mapping[str, float]) -> MetricTable:
         """Skips ``f1``, which equals ``macro_f1`` unless there are two classes."""
@@ -322,26 +333,32 @@ class Classes(Output[ClassPrediction]):
         self, predictions: Sequence[ClassPrediction], rows: Sequence[Row], texts: Sequence[str]
     ) -> ReportSections:
         """Reports the classes, their confusion, the calibration and the most confident mistakes."""
-        pairs = labelled(rows, predictions, self.column.name)
-        results = []
-        for row, prediction in pairs:
+        results: list[RowResult] = []
+        labels: list[str] = []
+        predicted: list[str] = []
+        correct: list[bool] = []
+        scores: list[float] = []
+        scores_of_classes: list[list[float]] = []
+        for row, prediction in labelled(rows, predictions, self.column.name):
             label = row[self.column.name]
+            is_correct = label == prediction.label
             result = RowResult(
                 row=row,
                 label=label,
                 prediction=prediction.label,
                 score=prediction.score,
-                is_correct=label == prediction.label,
+                is_correct=is_correct,
             )
             results.append(result)
-        labels = [result.label for result in results]
-        predicted = [str(result.prediction) for result in results]
-        correct = [result.is_correct for result in results]
-        scores = [result.score for result in results]
+            labels.append(label)
+            predicted.append(str(prediction.label))
+            correct.append(is_correct)
+            scores.append(prediction.score)
+            scores_of_classes.append(score_list(prediction.scores))
         before = None
         charts: tuple[Chart, ...] = ()
         if self.calibrates:
-            before = uncalibrated([score_list(prediction.scores) for _, prediction in pairs], correct, self.temperature)
+            before = uncalibrated(scores_of_classes, correct, self.temperature)
             charts = coverage_charts(scores, correct)
         return ReportSections(
             measure=class_measure(labels, predicted, self.labels),

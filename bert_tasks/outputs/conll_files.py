@@ -28,6 +28,8 @@ def compared_tags(tags: Sequence[str], labels: Sequence[str]) -> list[str]:
 
 def compared_predictions(tags: Sequence[str], labels: Sequence[str]) -> list[str]:
     """Returns predicted tags in IOB2. Tags of an IOB2 model keep their errors."""
+    # conlleval reads an I- that continues nothing as the start of an entity. A conversion would hide that the model
+    # predicted one.
     scheme = label_scheme(labels)
     has_plain_prefixes = all(label == "O" or label.startswith(("B-", "I-")) for label in labels)
     if scheme == "raw" or (has_plain_prefixes and scheme == "IOB2"):
@@ -78,7 +80,8 @@ def render_conll(
         if with_tags:
             columns.append(compared_tags(row["tags"], output.labels))
         columns.append(compared_predictions(prediction.tags, output.labels))
-        lines += [" ".join(cells) for cells in zip(*columns, strict=True)]
+        for cells in zip(*columns, strict=True):
+            lines.append(" ".join(cells))
         lines.append("")
     return {"": "".join(f"{line}\n" for line in lines)}
 
@@ -94,6 +97,7 @@ def render_conllu(
     for prediction, row in zip(predictions, rows, strict=True):
         lines += _comments(row)
         for number, (word, tag) in enumerate(zip(prediction.words, prediction.tags, strict=True), start=1):
+            # ID, FORM, LEMMA and UPOS, then six columns that the model does not predict.
             lines.append("\t".join([str(number), _column(word), "_", tag, *["_"] * 6]))
         lines.append("")
     return {"": "".join(f"{line}\n" for line in lines)}
@@ -107,11 +111,16 @@ def _comments(row: Row) -> list[str]:
     comments = given.get("comments")
     if not isinstance(comments, list):
         return []
-    return [text for text in comments if isinstance(text, str) and re.fullmatch(r"#[^\r\n]*", text)]
+    kept: list[str] = []
+    for text in comments:
+        # A comment that spans lines, or has no #, would be read as words.
+        if isinstance(text, str) and re.fullmatch(r"#[^\r\n]*", text):
+            kept.append(text)
+    return kept
 
 
 def _column(word: str) -> str:
-    """Returns a word as one column of a line."""
+    """Returns a word as one column of a line, with _ for white space, and for an empty word."""
     return re.sub(r"\s+|^$", "_", word)
 
 

@@ -39,6 +39,9 @@ NO_EXPLANATIONS = "a model with labels that it was not trained for has no explan
 class EntailedClasses(Classes):
     """One of several labels, by a softmax over the entailment logits of all labels.
 
+    It is the output of zero-shot classification (``TaskModel.zero_shot``) for labels that exclude each other. It can be
+    evaluated with labelled rows, but not trained.
+
     Attributes:
         entailment: The index of the model's label of entailment.
 
@@ -92,6 +95,9 @@ class EntailedClasses(Classes):
 class EntailedLabels(LabelSet):
     """Several labels, or a single one, each by a softmax over its logits of entailment and contradiction.
 
+    It is the output of zero-shot classification (``TaskModel.zero_shot``) with ``multi_label=True``, and for a single
+    candidate, whose softmax over all labels would always be 1.
+
     Attributes:
         entailment: The index of the model's label of entailment.
 
@@ -115,7 +121,8 @@ class EntailedLabels(LabelSet):
 
         The pipeline, too, takes the first label of the model for contradiction, or the last if entailment is the first.
         """
-        contradiction = 0 if self.entailment else -1
+        contradiction = 0 if self.entailment != 0 else -1
+        # softmax([c, e])[1] is sigmoid(e - c), so the base class needs to know nothing of the two logits.
         return logits.select(-1, self.entailment) - logits.select(-1, contradiction)
 
     @property
@@ -154,12 +161,12 @@ class EntailedLabels(LabelSet):
 
 
 def _single_logits(logits: Tensor) -> Sequence[Tensor]:
-    """Returns ``B x [1]`` the logits ``[B]``."""
+    """Returns the logits ``[B]`` as B tensors of one logit, ``B x [1]``."""
     return logits.unsqueeze(-1).unbind()
 
 
 def _first_windows(features: Sequence[Feature]) -> list[Feature]:
-    """Returns one feature for each row."""
+    """Returns one feature for each row, because the logits of a row are one tensor now."""
     return [features[windows[0]] for windows in windows_by_row(features)]
 
 

@@ -17,7 +17,10 @@ TOLERANCE = 0.01  # error of the contributions, as a share of the difference of 
 
 
 class TokenSpan(NamedTuple):
-    """A token's characters ``start`` to ``end - 1`` in the text of a column."""
+    """A token's characters ``start`` to ``end - 1`` in the text of a column.
+
+    Explanations sum the contributions of tokens over the words that have these characters.
+    """
 
     column: str
     start: int
@@ -31,6 +34,9 @@ TokenSpans = Sequence[Sequence[TokenSpan | None]]
 @dataclass(frozen=True, kw_only=True)
 class ExplainedLogit:
     """The number of an explanation, which is a weighted sum of a row's logits.
+
+    ``Output.explained_logits`` returns it, one for each explanation. Most outputs explain the mean of one logit over
+    the windows of a row, so their terms have the weight 1 / number of windows.
 
     Attributes:
         label: The predicted label, the answer or the type of an entity, whose logit it is. None for a number.
@@ -61,7 +67,7 @@ class WordContribution:
 class Explanation:
     """The contribution of each word to a logit, by integrated gradients.
 
-    Source: Sundararajan et al. 2017.
+    Source: Sundararajan, Taly and Yan, "Axiomatic Attribution for Deep Networks" (https://arxiv.org/abs/1703.01365).
 
     Attributes:
         label: The predicted label, the answer or the type of an entity, whose logit is explained. None for a number.
@@ -100,10 +106,15 @@ class TextWords:
         self, text: str, spans: Iterable[tuple[int, int]], words: Sequence[tuple[int, int]] | None = None
     ) -> None:
         self._text = text
-        words = word_spans(text) if words is None else words
-        read = sorted({*words, *(visible for span in spans if (visible := self._visible(*span)))})
+        if words is None:
+            words = word_spans(text)
+        read = set(words)
+        for first, stop in spans:
+            visible = self._visible(first, stop)
+            if visible is not None:
+                read.add(visible)
         self.spans: list[tuple[int, int]] = []
-        for start, end in read:
+        for start, end in sorted(read):
             if self.spans and start < self.spans[-1][1]:  # a token has characters of both
                 self.spans[-1] = (self.spans[-1][0], max(end, self.spans[-1][1]))
             else:
@@ -115,8 +126,10 @@ class TextWords:
     def _visible(self, start: int, end: int) -> tuple[int, int] | None:
         """Returns the span without white space around it, or None if nothing is left."""
         piece = self._text[start:end]
-        first = start + len(piece) - len(piece.lstrip())
-        return (first, start + len(piece.rstrip())) if piece.strip() else None
+        if not piece.strip():
+            return None
+        leading = len(piece) - len(piece.lstrip())
+        return start + leading, start + len(piece.rstrip())
 
     def word_of(self, start: int, end: int) -> int:
         """Returns the number of a token's word, for white space the next or last word."""
@@ -125,7 +138,7 @@ class TextWords:
             return bisect_right(self._starts, visible[0]) - 1
         index = max(0, bisect_right(self._starts, start) - 1)
         is_over = self.spans[index][1] <= start and index + 1 < len(self.spans)
-        return index + is_over
+        return index + is_over  # the next word if the white space is behind the word
 
 
 def word_contributions(

@@ -4,7 +4,7 @@ Tasks make features (``Task.features``), and outputs read what belongs to logits
 """
 
 from collections.abc import Mapping, Sequence
-from itertools import groupby, pairwise
+from itertools import pairwise
 from typing import NotRequired, TypedDict
 
 NO_WORD = -1  # the word number of tokens that the tokenizer's post-processor added
@@ -13,8 +13,13 @@ NO_WORD = -1  # the word number of tokens that the tokenizer's post-processor ad
 class Feature(TypedDict):
     """One window of one row, which is flat, so that Arrow stores it as it is.
 
+    ``Task.features`` makes them, the cache keeps them, and ``Output`` reads from them what belongs to logits. A task
+    sets only the keys that it needs, because each of them takes space in the cache.
+
     Attributes:
         row: Index of the row. The features of a row are neighbours.
+        input_ids: The ids of the tokens, special tokens included, without padding.
+        token_type_ids: The segment of each token, for a pair of texts 0 and 1, if the model has segments.
         labels: The labels as numbers. Absent (or None, from Arrow) if the row has no label.
         gather_positions: The tokens that a head with logits per token reads, ascending. All if absent or None.
         word_ids: For each of these tokens the number of its word in the row, for ``Output.decode``.
@@ -45,7 +50,14 @@ class Feature(TypedDict):
 
 def windows_by_row(features: Sequence[Feature]) -> list[list[int]]:
     """Returns the indices of the features of each row."""
-    return [list(group) for _, group in groupby(range(len(features)), key=lambda index: features[index]["row"])]
+    windows: list[list[int]] = []
+    row: int | None = None
+    for index, feature in enumerate(features):
+        if feature["row"] != row:  # the windows of a row are neighbours
+            row = feature["row"]
+            windows.append([])
+        windows[-1].append(index)
+    return windows
 
 
 def word_starts(word_ids: Sequence[int] | None) -> list[bool]:

@@ -8,12 +8,17 @@ from bert_tasks.data.columns import Row
 
 
 def _accept(output: Any, extension: str, rows: Iterable[Row]) -> tuple[str, ...]:
+    """Accepts all rows, and says that the format can hold everything."""
     return ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileFormat:
     """A format of files of predictions.
+
+    Most predictions are written row by row (``Output.row_formats``), which needs no memory for all of them. A format of
+    this class gets all predictions at once, for a file that cannot be written otherwise, such as one JSON object with
+    the answers to all questions. ``Output.files`` lists the formats of an output.
 
     Attributes:
         render: Called with the output, the extension, the predictions and their rows. Returns the text of each file by
@@ -28,6 +33,7 @@ class FileFormat:
         True
     """
 
+    # Functions of any output, because a format does not know the class whose predictions it holds.
     render: Callable[[Any, str, Sequence[Any], Sequence[Row]], Mapping[str, str]]
     check: Callable[[Any, str, Iterable[Row]], tuple[str, ...]] = _accept
     with_labels: bool = False

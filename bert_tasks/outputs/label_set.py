@@ -74,6 +74,10 @@ class LabelSetPrediction(Prediction):
 class LabelSet(Output[LabelSetPrediction]):
     """Any number of labels, each of which is present or absent. It learns by the binary cross entropy.
 
+    It suits topics or kinds of toxicity, of which a text may have several or none. The labels are decided independently
+    of each other. A label counts as predicted if its probability reaches its threshold, which is tuned for the best F1
+    on the validation rows, because 0.5 often misses rare labels.
+
     Attributes:
         problem_type: What is predicted, as in transformers' config: a single label, several labels, or with
             ``regression`` a number, so that there are no labels.
@@ -194,8 +198,11 @@ class LabelSet(Output[LabelSetPrediction]):
         pairs = labelled(rows, predictions, self.column.name)
         if not pairs:
             return self
-        labels = [self._flags(row[self.column.name]) for row, _ in pairs]
-        probabilities = [[prediction.scores[label] for label in self.labels] for _, prediction in pairs]
+        labels: list[list[bool]] = []
+        probabilities: list[list[float]] = []
+        for row, prediction in pairs:
+            labels.append(self._flags(row[self.column.name]))
+            probabilities.append([prediction.scores[label] for label in self.labels])
         return replace(self, thresholds=tune_thresholds(labels, probabilities))
 
     @property
@@ -217,14 +224,17 @@ class LabelSet(Output[LabelSetPrediction]):
         return [self._decoded(probabilities) for probabilities in samples.sigmoid().tolist()]
 
     def _decoded(self, probabilities: Sequence[float]) -> LabelSetPrediction:
+        """Returns the prediction of a row from the probabilities of its labels, ``[L]``."""
         limits = self.thresholds if self.thresholds else (_THRESHOLD,) * len(self.labels)
-        candidates = zip(self.labels, probabilities, limits, strict=True)
+        present: list[str] = []
+        scores: dict[str, float] = {}
+        for label, score, limit in zip(self.labels, probabilities, limits, strict=True):
+            scores[label] = score
+            if score >= limit:
+                present.append(label)
         best = max(range(len(probabilities)), key=probabilities.__getitem__)
         return LabelSetPrediction(
-            label=self.labels[best],
-            labels=tuple(label for label, score, limit in candidates if score >= limit),
-            score=probabilities[best],
-            scores=dict(zip(self.labels, probabilities, strict=True)),
+            label=self.labels[best], labels=tuple(present), score=probabilities[best], scores=scores
         )
 
     def with_logits(
@@ -254,9 +264,11 @@ class LabelSet(Output[LabelSetPrediction]):
         return ("micro_f1", "f1")
 
     def metrics(self, predictions: Sequence[LabelSetPrediction], rows: Sequence[Row]) -> dict[str, float]:
-        pairs = labelled(rows, predictions, self.column.name)
-        labels = [self._flags(row[self.column.name]) for row, _ in pairs]
-        predicted = [self._flags(prediction.labels) for _, prediction in pairs]
+        labels: list[list[bool]] = []
+        predicted: list[list[bool]] = []
+        for row, prediction in labelled(rows, predictions, self.column.name):
+            labels.append(self._flags(row[self.column.name]))
+            predicted.append(self._flags(prediction.labels))
         return multilabel_metrics(labels, predicted, self.labels)
 
     def metric_inputs(
@@ -267,9 +279,12 @@ class LabelSet(Output[LabelSetPrediction]):
         It is the form of the configuration ``multilabel`` of evaluate's accuracy and f1
         (https://huggingface.co/spaces/evaluate-metric/f1).
         """
-        pairs = labelled(rows, predictions, self.column.name)
-        predicted = [list(map(int, self._flags(prediction.labels))) for _, prediction in pairs]
-        return predicted, [list(map(int, self._flags(row[self.column.name]))) for row, _ in pairs]
+        labels: list[list[int]] = []
+        predicted: list[list[int]] = []
+        for row, prediction in labelled(rows, predictions, self.column.name):
+            labels.append([int(flag) for flag in self._flags(row[self.column.name])])
+            predicted.append([int(flag) for flag in self._flags(prediction.labels)])
+        return predicted, labels
 
     def _flags(self, names: Iterable[str]) -> list[bool]:
         """Returns whether each label is among these names."""
@@ -294,19 +309,26 @@ class LabelSet(Output[LabelSetPrediction]):
         return (tuple(prediction.labels),)
 
     def describe(self, decision: Any) -> str:
-        return f"{', '.join(map(repr, decision))} for every row" if decision else "no label for any row"
+        if not decision:
+            return "no label for any row"
+        names = ", ".join(repr(label) for label in decision)
+        return f"{names} for every row"
 
     def report(
         self, predictions: Sequence[LabelSetPrediction], rows: Sequence[Row], texts: Sequence[str]
     ) -> ReportSections:
         """Reports the labels, of which all must be right in a row, their calibration and the mistakes."""
-        pairs = labelled(rows, predictions, self.column.name)
-        results = [self._result(row, prediction) for row, prediction in pairs]
-        labels = [tuple(row[self.column.name]) for row, _ in pairs]
-        predicted = [prediction.labels for _, prediction in pairs]
+        results: list[RowResult] = []
+        labels: list[tuple[str, ...]] = []
+        predicted: list[tuple[str, ...]] = []
         scores: list[float] = []
         present: list[bool] = []
-        for (_, prediction), row_labels in zip(pairs, labels, strict=True):
+        for row, prediction in labelled(rows, predictions, self.column.name):
+            results.append(self._result(row, prediction))
+            row_labels = tuple(row[self.column.name])
+            labels.append(row_labels)
+            predicted.append(prediction.labels)
+            # Each label of a row is a prediction of its own, whose confidence is the probability of the label.
             scores += [prediction.scores[name] for name in self.labels]
             present += [name in row_labels for name in self.labels]
         return ReportSections(
@@ -329,7 +351,7 @@ class LabelSet(Output[LabelSetPrediction]):
         for name in wrong:
             score = prediction.scores[name]
             if name not in prediction.labels:
-                score = 1 - score
+                score = 1 - score  # the confidence that a label of the row is absent
             confidence = max(confidence, score)
         return RowResult(
             row=row,

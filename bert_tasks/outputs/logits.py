@@ -27,16 +27,17 @@ NO_LOGIT = -1e30
 
 def sample_logits(logits: Tensor, windows: Collection[int]) -> Tensor:
     """Returns the mean over the windows of each sample, ``[B, L] -> [S, L]``."""
-    if len(windows) == logits.shape[0]:
+    if len(windows) == logits.shape[0]:  # one window for each row, as for most texts
         return logits
-    return torch.segment_reduce(logits, "mean", lengths=packing.device_tensor([*windows], logits.device), unsafe=True)
+    # ``unsafe`` skips a check of the lengths that would wait for the device.
+    lengths = packing.device_tensor([*windows], logits.device)
+    return torch.segment_reduce(logits, "mean", lengths=lengths, unsafe=True)
 
 
 def choice_logits(logits: Tensor, windows: Collection[int], *, absent: float) -> Tensor:
     """Returns each row's logits, padded with ``absent``, ``[B, 1] -> [S, C]``."""
-    return rnn.pad_sequence(
-        list(torch.split(logits.squeeze(-1), list(windows))), batch_first=True, padding_value=absent
-    )
+    of_rows = torch.split(logits.squeeze(-1), list(windows))
+    return rnn.pad_sequence(list(of_rows), batch_first=True, padding_value=absent)
 
 
 def position_logits(parts: Sequence[Tensor], *, absent: float) -> Tensor:
@@ -49,7 +50,10 @@ def vocabulary_output(logits: Any) -> VocabularyOutput:
     """Returns logits over the vocabulary from any head or exported graph."""
     if isinstance(logits, heads.PretrainingOutput):
         return logits.vocabulary
-    return heads.VocabularyOutput.of_logits(logits) if isinstance(logits, torch.Tensor) else logits
+    if isinstance(logits, torch.Tensor):  # of an exported graph, which has computed all of them
+        return heads.VocabularyOutput.of_logits(logits)
+    output: VocabularyOutput = logits
+    return output
 
 
 def softmax_divergence(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
@@ -70,6 +74,7 @@ def sigmoid_divergence(student: Tensor, teacher: Tensor, temperature: float) -> 
     ``[R, L], [R, L] -> []`` KL(teacher || student) of two outcomes, times ``temperature`` squared.
     """
     target, scaled = teacher / temperature, student / temperature
+    # log(1 - sigmoid(x)) is logsigmoid(-x), which keeps its digits if the sigmoid rounds to 1.
     probability = target.sigmoid()
     present = probability * (F.logsigmoid(target) - F.logsigmoid(scaled))
     absent = (1 - probability) * (F.logsigmoid(-target) - F.logsigmoid(-scaled))
@@ -88,9 +93,10 @@ def vocabulary_divergence(
         return softmax_divergence(student.logits(), other.logits(), temperature)
 
     rows = len(student)
-    sizes = [min(student.chunk_rows, rows - start) for start in range(0, max(1, rows), student.chunk_rows)]
-    totals = [
-        activations.checkpoint(divergence, *pair, use_reentrant=False, preserve_rng_state=False)
-        for pair in zip(student.split(sizes), teacher.split(sizes), strict=True)
-    ]
+    starts = range(0, max(1, rows), student.chunk_rows)  # without rows one empty chunk, so that there is a gradient
+    sizes = [min(student.chunk_rows, rows - start) for start in starts]
+    totals = []
+    for pair in zip(student.split(sizes), teacher.split(sizes), strict=True):
+        total = activations.checkpoint(divergence, *pair, use_reentrant=False, preserve_rng_state=False)
+        totals.append(total)
     return torch.stack(totals).sum(), rows

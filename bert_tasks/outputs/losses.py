@@ -37,8 +37,11 @@ def cross_entropy(
     """
     if gamma == 0:
         return F.cross_entropy(logits, labels, weight=weights, reduction="sum", label_smoothing=smoothing)
-    losses = focal_loss(F.cross_entropy(logits, labels, reduction="none"), gamma)
-    return losses.sum() if weights is None else (weights.index_select(0, labels) * losses).sum()
+    # The weights are applied here, because p is a probability only without them.
+    losses = focal_loss(F.cross_entropy(logits, labels, reduction="none"), gamma)  # [R]
+    if weights is None:
+        return losses.sum()
+    return (weights.index_select(0, labels) * losses).sum()
 
 
 def binary_cross_entropy(
@@ -56,8 +59,11 @@ def binary_cross_entropy(
     """
     if gamma == 0:
         return F.binary_cross_entropy_with_logits(logits, labels, pos_weight=weights, reduction="sum")
-    losses = focal_loss(F.binary_cross_entropy_with_logits(logits, labels, reduction="none"), gamma)
-    return losses.sum() if weights is None else ((1 + (weights - 1) * labels) * losses).sum()
+    losses = focal_loss(F.binary_cross_entropy_with_logits(logits, labels, reduction="none"), gamma)  # [R, L]
+    if weights is None:
+        return losses.sum()
+    label_weights = 1 + (weights - 1) * labels  # w where the label is present, 1 where it is absent
+    return (label_weights * losses).sum()
 
 
 def focal_loss(losses: Tensor, gamma: float) -> Tensor:

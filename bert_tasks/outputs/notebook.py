@@ -9,8 +9,8 @@ from bert_tasks.errors import UsageError
 from bert_tasks.outputs.prediction import PredictionT
 from bert_tasks.tables import Html, Table
 
-_SHOWN = 20  # predictions of a table
-_LONGEST = 12  # values of a cell
+_SHOWN = 20  # predictions that a table shows
+_LONGEST = 12  # values that a cell shows
 # Colours of entities, one for each type. Black text is readable on all, in light and in dark notebooks.
 _COLOURS = ("#aecbfa", "#fdd663", "#a8dab5", "#f6aea9", "#d7aefb", "#fcc934", "#9fe3e7", "#e6c9a8")
 
@@ -50,6 +50,7 @@ class Predictions(list[PredictionT]):
         """
         import pandas
 
+        # By identity, because equal predictions may belong to different rows.
         is_same = len(self) == len(self._indexed) and all(map(is_, self, self._indexed))
         if self._index is not None and not is_same:
             raise UsageError(
@@ -60,10 +61,17 @@ class Predictions(list[PredictionT]):
 
     def _repr_html_(self) -> str:
         cells = [_prediction_cells(prediction) for prediction in self[:_SHOWN]]
-        more = f"<p>... and {len(self) - _SHOWN} more</p>" if len(self) > _SHOWN else ""
-        columns = list(dict.fromkeys(name for row in cells for name in row))
-        rows = [[row.get(name, "") for name in columns] for row in cells]
-        return Table(columns=columns, rows=rows).html() + more
+        # Predictions lack fields that have their default, so the columns are those of any prediction.
+        columns: dict[str, None] = {}
+        for of_prediction in cells:
+            columns |= dict.fromkeys(of_prediction)
+        rows: list[list[str]] = []
+        for of_prediction in cells:
+            rows.append([of_prediction.get(name, "") for name in columns])
+        table = Table(columns=list(columns), rows=rows).html()
+        if len(self) > _SHOWN:
+            table += f"<p>... and {len(self) - _SHOWN} more</p>"
+        return table
 
 
 def _content(prediction: Any) -> dict[str, Any]:
@@ -77,52 +85,69 @@ def _content(prediction: Any) -> dict[str, Any]:
 def _prediction_cells(prediction: Any) -> dict[str, str]:
     """Returns the cells of a prediction's fields. Tags and explanations shade words."""
     content = _content(prediction)
-    items = [content, *content["entities"]] if "tags" in content else [content]
+    items = [content]
+    if "tags" in content:
+        items += content["entities"]  # a tagger explains entities, other models explain the row
     explanations = [item.pop("explanation") for item in items if "explanation" in item]
     if explanations:
-        content["explanation"] = Html("<br />".join(map(_contributions, explanations)))
+        lines = [_contributions(explanation) for explanation in explanations]
+        content["explanation"] = Html("<br />".join(lines))
     if "tags" in content:
-        words, tags, scores = (content.pop(name) for name in ("words", "tags", "scores"))
-        types = sorted({tag.removeprefix("B-").removeprefix("I-") for tag in tags})
-        colours = {name: "" if name == "O" else _COLOURS[index % len(_COLOURS)] for index, name in enumerate(types)}
-        shaded = (
-            _shaded(word, colours[tag.removeprefix("B-").removeprefix("I-")], f"{tag} {score:.3f}")
-            for word, tag, score in zip(words, tags, scores, strict=True)
-        )
-        content["entities"] = ", ".join(
-            f"{entity['word']} ({entity['entity_group']})" for entity in content["entities"]
-        )
-        content = {"words": Html(" ".join(shaded)), **content}
-    return {name: value if isinstance(value, Html) else _short(value) for name, value in content.items()}
+        content = _tagger_cells(content)
+    cells: dict[str, str] = {}
+    for name, value in content.items():
+        cells[name] = value if isinstance(value, Html) else _short(value)
+    return cells
+
+
+def _tagger_cells(content: dict[str, Any]) -> dict[str, Any]:
+    """Returns a tagger's words on the colours of their types, before the other fields of the prediction."""
+    words, tags, scores = content.pop("words"), content.pop("tags"), content.pop("scores")
+    types = [tag.removeprefix("B-").removeprefix("I-") for tag in tags]
+    colours: dict[str, str] = {}
+    for index, name in enumerate(sorted(set(types))):
+        colours[name] = _COLOURS[index % len(_COLOURS)]
+    colours["O"] = ""
+    shaded: list[str] = []
+    for word, tag, name, score in zip(words, tags, types, scores, strict=True):
+        shaded.append(_shaded(word, colours[name], f"{tag} {score:.3f}"))
+    entities = [f"{entity['word']} ({entity['entity_group']})" for entity in content["entities"]]
+    content["entities"] = ", ".join(entities)
+    return {"words": Html(" ".join(shaded)), **content}
 
 
 def _contributions(explanation: Mapping[str, Any]) -> str:
     """Returns the words of an explanation in a line."""
-    largest = max((abs(word["contribution"]) for word in explanation["words"]), default=0.0)
-    return " ".join(_contribution(word, largest) for word in explanation["words"])
+    words = explanation["words"]
+    largest = max((abs(word["contribution"]) for word in words), default=0.0)
+    return " ".join(_contribution(word, largest) for word in words)
 
 
 def _contribution(word: Mapping[str, Any], largest: float) -> str:
     """Returns a word on green if it supports the prediction, on red if it opposes it."""
     share = word["contribution"] / largest if largest else 0.0
-    colour = f"rgba({'52, 168, 83' if share > 0 else '234, 67, 53'}, {abs(share):.2f})"
-    return _shaded(word["word"], colour, f"{word['contribution']:+.4f}")
+    hue = "52, 168, 83" if share > 0 else "234, 67, 53"
+    return _shaded(word["word"], f"rgba({hue}, {abs(share):.2f})", f"{word['contribution']:+.4f}")
 
 
 def _shaded(text: str, colour: str, title: str) -> str:
+    """Returns a text as HTML on a colour, with a title that appears under the pointer."""
     if not colour:
         return escape(text)
+    # The opaque colours need black text in dark notebooks, too. Transparent ones keep the notebook's colour of text.
     ink = "; color: black" if colour.startswith("#") else ""
     return f'<span title="{escape(title)}" style="background: {colour}{ink}; border-radius: 3px">{escape(text)}</span>'
 
 
 def _short(value: Any) -> str:
-    """Returns a value in a few characters, with four digits and first items."""
+    """Returns a value in a few characters, with four digits of a number and the first items of a list."""
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, Mapping):
         value = [f"{name} {_short(item)}" for name, item in value.items()]
     if isinstance(value, list):
-        more = ["..."] if len(value) > _LONGEST else []
-        return ", ".join([*map(_short, value[:_LONGEST]), *more])
+        shown = [_short(item) for item in value[:_LONGEST]]
+        if len(value) > _LONGEST:
+            shown.append("...")
+        return ", ".join(shown)
     return str(value)

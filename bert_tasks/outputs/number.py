@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 MOST_SCATTERED = 1500  # points of a scatter plot
+_RADIUS = 3.0  # of a point
 _SEED = 0  # seed of the choice of points
 _NO_SPREAD = 0.01  # share of the labels' range within which predicted numbers count as equal
 _NEAR = 0.1  # standard deviations within which numbers of two models are the same
@@ -61,6 +62,10 @@ class NumberPrediction(Prediction):
 @dataclass(frozen=True, kw_only=True)
 class Number(Output[NumberPrediction]):
     """A number for each row, which is the logit. It learns by the squared error.
+
+    It suits ratings, similarities and other quantities. A model of pairs of texts has ``Ranking`` instead, which can
+    also rank the rows of a query. transformers' name of it is ``problem_type = "regression"``, and a saved folder
+    gives the same numbers there.
 
     Attributes:
         labels: None. Do not set them.
@@ -171,9 +176,17 @@ class Number(Output[NumberPrediction]):
         return ("pearson", "spearmanr")
 
     def metrics(self, predictions: Sequence[NumberPrediction], rows: Sequence[Row]) -> dict[str, float]:
-        pairs = labelled(rows, predictions, self.column.name)
-        labels = [float(row[self.column.name]) for row, _ in pairs]
-        return regression_metrics(labels, [prediction.score for _, prediction in pairs])
+        labels, numbers = self._labels_and_numbers(labelled(rows, predictions, self.column.name))
+        return regression_metrics(labels, numbers)
+
+    def _labels_and_numbers(self, pairs: Sequence[tuple[Row, NumberPrediction]]) -> tuple[list[float], list[float]]:
+        """Returns the label and the predicted number of each labelled row."""
+        labels: list[float] = []
+        numbers: list[float] = []
+        for row, prediction in pairs:
+            labels.append(float(row[self.column.name]))
+            numbers.append(prediction.score)
+        return labels, numbers
 
     def metric_inputs(
         self, predictions: Sequence[NumberPrediction], rows: Sequence[Row]
@@ -182,8 +195,8 @@ class Number(Output[NumberPrediction]):
 
         It is the form of evaluate's mse and pearsonr (https://huggingface.co/spaces/evaluate-metric/mse).
         """
-        pairs = labelled(rows, predictions, self.column.name)
-        return [prediction.score for _, prediction in pairs], [float(row[self.column.name]) for row, _ in pairs]
+        labels, numbers = self._labels_and_numbers(labelled(rows, predictions, self.column.name))
+        return numbers, labels
 
     def truths(self, row: Row) -> Sequence[Hashable]:
         value = row.get(self.column.name)
@@ -194,11 +207,9 @@ class Number(Output[NumberPrediction]):
 
     def degeneracy(self, predictions: Sequence[NumberPrediction], rows: Sequence[Row]) -> str | None:
         """Treats numbers as equal within 1/100 of the range of the labels."""
-        pairs = labelled(rows, predictions, self.column.name)
-        if not pairs:
+        labels, numbers = self._labels_and_numbers(labelled(rows, predictions, self.column.name))
+        if not labels:
             return None
-        numbers = [prediction.score for _, prediction in pairs]
-        labels = [float(row[self.column.name]) for row, _ in pairs]
         if max(numbers) - min(numbers) >= _NO_SPREAD * (max(labels) - min(labels)):
             return None
         return f"predicts a number close to {sum(numbers) / len(numbers):.4g} for every row"
@@ -210,18 +221,20 @@ class Number(Output[NumberPrediction]):
             DataError: All predicted numbers are alike.
         """
         numbers = [prediction.score for prediction in predictions]
-        spread = pstdev(numbers) if numbers else 0.0
-        if numbers and spread <= _ALIKE * max(1.0, abs(fmean(numbers))):
-            raise DataError(f"the model predicts the same number for all {len(numbers)} rows, {numbers[0]:.6g}")
-        return [abs(number - other.score) <= _NEAR * spread for number, other in zip(numbers, others, strict=True)]
+        spread = 0.0
+        if numbers:
+            spread = pstdev(numbers)
+            if spread <= _ALIKE * max(1.0, abs(fmean(numbers))):
+                raise DataError(f"the model predicts the same number for all {len(numbers)} rows, {numbers[0]:.6g}")
+        pairs = zip(numbers, others, strict=True)
+        return [abs(number - other.score) <= _NEAR * spread for number, other in pairs]
 
     def report(
         self, predictions: Sequence[NumberPrediction], rows: Sequence[Row], texts: Sequence[str]
     ) -> ReportSections:
         """Reports the errors of the numbers, with charts and the largest errors."""
         pairs = labelled(rows, predictions, self.column.name)
-        labels = [float(row[self.column.name]) for row, _ in pairs]
-        numbers = [prediction.score for _, prediction in pairs]
+        labels, numbers = self._labels_and_numbers(pairs)
         results = []
         for (row, _), label, number in zip(pairs, labels, numbers, strict=True):
             is_correct = number == label
@@ -239,6 +252,7 @@ class Number(Output[NumberPrediction]):
 
 
 def _largest_errors(results: Sequence[RowResult], texts: Sequence[str]) -> Examples:
+    """Returns the rows with the largest errors, which are the scores of the results."""
     farthest = sorted(results, key=lambda result: -result.score)[:MOST_EXAMPLES]
     items: list[Example] = []
     for result in farthest:
@@ -262,8 +276,12 @@ def _scatter_charts(labels: Sequence[float], numbers: Sequence[float]) -> tuple[
 
 def _scatter(pairs: Sequence[tuple[float, float]]) -> Chart:
     """Returns predictions over labels, with the diagonal on which they are equal."""
-    values = [label for label, _ in pairs] + [prediction for _, prediction in pairs]
-    axis = Axis.around("label", values)
+    values: list[float] = []
+    points: list[tuple[float, float, float]] = []
+    for label, prediction in pairs:
+        values += [label, prediction]
+        points.append((label, prediction, _RADIUS))
+    axis = Axis.around("label", values)  # one scale for both, so that the diagonal is straight
     ends = ((axis.low, axis.low), (axis.high, axis.high))
     return Chart(
         title="Predictions and labels",
@@ -271,21 +289,25 @@ def _scatter(pairs: Sequence[tuple[float, float]]) -> Chart:
         x=axis,
         y=replace(axis, name="prediction"),
         lines=(Line(name="prediction equals label", points=ends, style=7, marked=False),),
-        points=tuple((label, prediction, 3.0) for label, prediction in pairs),
+        points=tuple(points),
     )
 
 
 def _residuals(pairs: Sequence[tuple[float, float]]) -> Chart:
     """Returns errors over predictions, with the line of no error."""
-    errors = [(prediction, prediction - label) for label, prediction in pairs]
-    widest = max(abs(error) for _, error in errors)
-    across = Axis.around("prediction", [prediction for prediction, _ in errors])
+    predicted: list[float] = []
+    points: list[tuple[float, float, float]] = []
+    for label, prediction in pairs:
+        predicted.append(prediction)
+        points.append((prediction, prediction - label, _RADIUS))
+    widest = max(abs(error) for _, error, _ in points)
+    across = Axis.around("prediction", predicted)
     ends = ((across.low, 0.0), (across.high, 0.0))
     return Chart(
         title="Residuals",
-        description=f"Prediction minus label of {len(errors)} rows, at most {widest:.3g} apart.",
+        description=f"Prediction minus label of {len(points)} rows, at most {widest:.3g} apart.",
         x=across,
         y=Axis.around("prediction minus label", (-widest, widest)),
         lines=(Line(name="no error", points=ends, style=7, marked=False),),
-        points=tuple((prediction, error, 3.0) for prediction, error in errors),
+        points=tuple(points),
     )

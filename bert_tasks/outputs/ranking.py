@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -27,11 +27,15 @@ from bert_tasks.outputs.ranking_loss import ABSENT_GRADE, RankingLoss, ranking_c
 
 GROUP = "group"  # the column of the query or question whose rows are ranked
 RANKED_GROUPS = "ranked_groups"  # the number of the groups behind the metrics, which is no score
+RankedRow = tuple[Any, float, float]  # its group or None, its grade from 0, and the number by which it is ranked
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankedClasses(Classes):
     """Classes of pairs of texts. Two of them rank the rows of a group, by the probability of the second class.
+
+    It is the default output of pairs, for example for natural language inference or for paraphrases. If rows have a
+    ``group``, such as a query, the metrics of ranking are reported beside those of the classes.
 
     Example:
         >>> RankedClasses(labels=("no", "yes")).can_rank
@@ -54,17 +58,22 @@ class RankedClasses(Classes):
         """Returns the metrics of classes, and those of ranked groups if rows have a group."""
         metrics = super().metrics(predictions, rows)
         pairs = labelled(rows, predictions, self.column.name)
-        with_label = [row for row, _ in pairs]
-        if not self.can_rank or not _has_group(with_label):
+        if not self.can_rank or not _has_group(pairs):
             return metrics
-        grades = [float(row[self.column.name] == self.labels[1]) for row in with_label]
-        relevances = [self.relevance(prediction) for _, prediction in pairs]
-        return merged(metrics, _group_metrics(with_label, grades, relevances))
+        ranked: list[RankedRow] = []
+        for row, prediction in pairs:
+            grade = float(row[self.column.name] == self.labels[1])
+            ranked.append((row.get(GROUP), grade, self.relevance(prediction)))
+        return merged(metrics, _group_metrics(ranked))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ranking(Number):
     """The number of a pair of texts, by which the rows of a group are ranked.
+
+    It suits similarities, and graded relevance of documents to a query. The losses of ranking are explained in
+    outputs/ranking_loss.py, with their sources. They compare rows, so that all rows of a group are in one batch, which
+    limits the size of a group by the memory.
 
     Attributes:
         ranking_loss: ``ranknet``, ``listnet`` or ``lambda`` compare the rows of a group. ``label`` is then a grade from
@@ -148,12 +157,13 @@ class Ranking(Number):
         """Returns the correlations, and the metrics of ranked groups if rows have a group."""
         metrics = super().metrics(predictions, rows)
         pairs = labelled(rows, predictions, self.column.name)
-        with_label = [row for row, _ in pairs]
-        if not self.compares_rows and not _has_group(with_label):
+        if not self.compares_rows and not _has_group(pairs):
             return metrics
-        grades = [max(0.0, float(row[self.column.name])) for row in with_label]
-        relevances = [self.relevance(prediction) for _, prediction in pairs]
-        return merged(metrics, _group_metrics(with_label, grades, relevances))
+        ranked: list[RankedRow] = []
+        for row, prediction in pairs:
+            grade = max(0.0, float(row[self.column.name]))  # numbers without a ranking loss may be below 0
+            ranked.append((row.get(GROUP), grade, self.relevance(prediction)))
+        return merged(metrics, _group_metrics(ranked))
 
 
 def _labelled_sizes(batch: PackedBatch) -> list[int]:
@@ -167,25 +177,24 @@ def _labelled_sizes(batch: PackedBatch) -> list[int]:
     return sizes
 
 
-def _has_group(rows: Iterable[Row]) -> bool:
-    """Returns True if one of the rows is in a group."""
-    return any(row.get(GROUP) is not None for row in rows)
+def _has_group(pairs: Iterable[tuple[Row, Any]]) -> bool:
+    """Returns True if one of the rows, each with its prediction, is in a group."""
+    return any(row.get(GROUP) is not None for row, _ in pairs)
 
 
-def _group_metrics(rows: Sequence[Row], grades: Sequence[float], relevances: Sequence[float]) -> dict[str, float]:
+def _group_metrics(rows: Iterable[RankedRow]) -> dict[str, float]:
     """Returns ``map``, ``mrr`` and ``ndcg@10`` of the rows of each group, and the number of groups.
 
-    They are nan if no group has a relevant row.
-
-    Args:
-        rows: The rows. Those without a group do not count.
-        grades: The relevance of each row by its label, from 0.
-        relevances: The number by which each row is ranked.
+    They are nan if no group has a relevant row. Rows without a group do not count.
     """
-    ranked = []
-    for row, grade, relevance in zip(rows, grades, relevances, strict=True):
-        if row.get(GROUP) is not None:
-            ranked.append((row[GROUP], grade, relevance))
-    if not any(grade for _, grade, _ in ranked):
+    groups: list[str] = []
+    grades: list[float] = []
+    relevances: list[float] = []
+    for group, grade, relevance in rows:
+        if group is not None:
+            groups.append(group)
+            grades.append(grade)
+            relevances.append(relevance)
+    if not any(grades):
         return {"map": math.nan, "mrr": math.nan, NDCG: math.nan, RANKED_GROUPS: 0.0}
-    return ranking_metrics(*zip(*ranked, strict=True))
+    return ranking_metrics(groups, grades, relevances)

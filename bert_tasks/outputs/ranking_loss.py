@@ -29,7 +29,7 @@ from torch.nn import functional as F
 from bert_tasks.outputs.logits import NO_LOGIT
 
 RankingLoss = Literal["none", "ranknet", "listnet", "lambda"]
-ABSENT_GRADE = -1.0
+ABSENT_GRADE = -1.0  # instead of a grade, in a group with fewer rows than others
 
 
 def ranking_loss(name: RankingLoss, scores: Tensor, grades: Tensor) -> tuple[Tensor, Tensor]:
@@ -41,6 +41,7 @@ def ranking_loss(name: RankingLoss, scores: Tensor, grades: Tensor) -> tuple[Ten
         grades: ``[G, C]`` float64, from 0, with ``ABSENT_GRADE`` instead.
     """
     is_row = grades >= 0
+    # An absent row has the lowest grade of all, so it must not be the worse row of a pair.
     is_pair = (grades.unsqueeze(2) > grades.unsqueeze(1)) & is_row.unsqueeze(1)  # [G, C, C] i is better than j
     has_pairs = is_pair.flatten(1).any(dim=1).to(scores.dtype)  # [G]
     if name == "listnet":
@@ -69,11 +70,15 @@ def ndcg_changes(scores: Tensor, grades: Tensor) -> Tensor:
     gains = (torch.exp2(grades.clamp(min=0) - top) - torch.exp2(-top)).to(scores.dtype)
     ideal = gains.sort(dim=1, descending=True).values / torch.log2(2 + numbers.to(scores.dtype))
     tiny = torch.finfo(scores.dtype).tiny  # for a group without a relevant row, which has no pairs
-    changes = [(values.unsqueeze(2) - values.unsqueeze(1)).abs() for values in (gains, discounts)]
-    return changes[0] * changes[1] / ideal.sum(dim=1).clamp(min=tiny).view(-1, 1, 1)
+    gain_changes = (gains.unsqueeze(2) - gains.unsqueeze(1)).abs()  # [G, C, C]
+    discount_changes = (discounts.unsqueeze(2) - discounts.unsqueeze(1)).abs()  # [G, C, C]
+    return gain_changes * discount_changes / ideal.sum(dim=1).clamp(min=tiny).view(-1, 1, 1)
 
 
 def ranking_count(name: RankingLoss, grades: Sequence[float]) -> int:
     """Returns the count of a loss for one group, from the grades alone."""
+    # All pairs of rows, without the pairs of rows with the same grade.
     pairs = comb(len(grades), 2) - sum(comb(count, 2) for count in Counter(grades).values())
-    return pairs if name == "ranknet" else min(pairs, 1)
+    if name == "ranknet":
+        return pairs
+    return min(pairs, 1)

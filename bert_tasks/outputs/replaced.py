@@ -21,7 +21,7 @@ from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.metrics.formulas import MetricFormula, replaced_token_measure
 from bert_tasks.outputs.base import LossTerm, Output, no_loss
-from bert_tasks.outputs.features import NO_WORD, Feature
+from bert_tasks.outputs.features import NO_WORD, Feature, windows_by_row
 from bert_tasks.outputs.prediction import NOT_WRITTEN, Prediction
 from bert_tasks.outputs.sections import (
     MOST_EXAMPLES,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 GENERATOR, DISCRIMINATOR = "generator", "discriminator"  # the terms of the loss
-_UNKNOWN = -1.0
+_UNKNOWN = -1.0  # instead of what only evaluation knows of a token
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,10 @@ class ReplacedTokenPrediction(Prediction):
 class Replaced(Output[ReplacedTokenPrediction]):
     """Whether each token replaces another one, by a sigmoid over one logit.
 
-    In training and evaluation, the generator's logits for the masked tokens are part of the output.
+    It is the output of ELECTRA's pre-training (Clark et al., https://arxiv.org/abs/2003.10555), which learns from every
+    token of a text instead of the masked ones only. A small masked language model, the generator, fills in the masks,
+    and the discriminator, which is the model that is kept, finds what it has replaced. In training and evaluation, the
+    generator's logits for the masked tokens are part of the output.
 
     Attributes:
         labels: None. Do not set them.
@@ -126,6 +129,7 @@ class Replaced(Output[ReplacedTokenPrediction]):
             if len(batch.labels) > 0:
                 raise UsageError(f"{self.name}: a loss needs what the generator returns, not logits alone")
             return (no_loss(GENERATOR, logits), no_loss(DISCRIMINATOR, logits, weight=weight))
+        # A token that the generator happens to draw as it was counts as not replaced, as in ELECTRA.
         masked = logits.generator.cross_entropy(batch.labels.long())
         masked_count = masked.new_full((), len(logits.generator)).detach()
         replaced = F.binary_cross_entropy_with_logits(logits.logits, logits.replaced.to(logits.dtype), reduction="sum")
@@ -146,10 +150,11 @@ class Replaced(Output[ReplacedTokenPrediction]):
         tables = []
         for table, feature in zip(logits, features, strict=True):
             word_ids = feature["word_ids"]
-            words = [] if word_ids is None else [float(word != NO_WORD) for word in word_ids]
-            originals = torch.tensor([_original_ids(feature), words], dtype=table.dtype).t().to(table.device)
-            unknown = table if table.shape[1] == 4 else F.pad(table, (0, 3), value=_UNKNOWN)
-            tables.append(torch.cat([originals, unknown], dim=1))
+            are_words = [] if word_ids is None else [float(word != NO_WORD) for word in word_ids]
+            originals = torch.tensor([_original_ids(feature), are_words], dtype=table.dtype).t().to(table.device)
+            if table.shape[1] != 4:  # logits alone, because nothing was replaced
+                table = F.pad(table, (0, 3), value=_UNKNOWN)
+            tables.append(torch.cat([originals, table], dim=1))
         return tables
 
     def decode(
@@ -159,11 +164,10 @@ class Replaced(Output[ReplacedTokenPrediction]):
         rows: Sequence[Row],
         tokenizer: "PreTrainedTokenizerBase",
     ) -> list[ReplacedTokenPrediction]:
-        parts = iter(compact)
         predictions = []
-        for _, windows in groupby(features, key=lambda feature: feature["row"]):
-            table = torch.cat([next(parts) for _ in windows])
-            predictions.append(_prediction(table, tokenizer))
+        for windows in windows_by_row(features):
+            tables = [compact[window] for window in windows]
+            predictions.append(_prediction(torch.cat(tables), tokenizer))
         return _with_examples(predictions, tokenizer)
 
     # Metrics and report
@@ -189,9 +193,11 @@ class Replaced(Output[ReplacedTokenPrediction]):
 
     def degeneracy(self, predictions: Sequence[ReplacedTokenPrediction], rows: Sequence[Row]) -> str | None:
         """Compares the tokens of evaluation, of which the generator has replaced some."""
-        tokens = _measured_tokens(predictions)
-        labels = {replaced for _, replaced, _ in tokens}
-        decisions = {logit > 0 for logit, _, _ in tokens}
+        labels = set[bool]()
+        decisions = set[bool]()
+        for logit, is_replaced, _ in _measured_tokens(predictions):
+            labels.add(is_replaced)
+            decisions.add(logit > 0)
         if len(labels) < 2 or len(decisions) > 1:
             return None
         word = "replaced" if decisions.pop() else "original"
@@ -200,19 +206,23 @@ class Replaced(Output[ReplacedTokenPrediction]):
     def report(
         self, predictions: Sequence[ReplacedTokenPrediction], rows: Sequence[Row], texts: Sequence[str]
     ) -> ReportSections:
-        pairs = [(row, each) for row, each in zip(rows, predictions, strict=True) if each.measured]
-        measured = [each for _, each in pairs]
-        tokens = _measured_tokens(measured)
-        figures = {
-            "tokens": len(tokens),
-            "masked": sum(masked for _, _, masked in tokens),
-            "replaced": sum(replaced for _, replaced, _ in tokens),
-        }
+        pairs: list[tuple[Row, ReplacedTokenPrediction]] = []
+        results: list[RowResult] = []
+        for row, prediction in zip(rows, predictions, strict=True):
+            if prediction.measured:
+                pairs.append((row, prediction))
+                results.append(_result(row, prediction))
+        measured = [prediction for _, prediction in pairs]
+        figures = {"tokens": 0, "masked": 0, "replaced": 0}
+        for _, is_replaced, is_masked in _measured_tokens(measured):
+            figures["tokens"] += 1
+            figures["masked"] += is_masked
+            figures["replaced"] += is_replaced
         return ReportSections(
             measure=_measure(measured),
             unit="texts",
             headline=("auc", "precision", "recall", "generator_accuracy"),
-            results=tuple(_result(row, each) for row, each in pairs),
+            results=tuple(results),
             examples=_examples(pairs, figures),
             figures=figures,
         )
@@ -236,17 +246,20 @@ def _prediction(table: Tensor, tokenizer: "PreTrainedTokenizerBase") -> Replaced
         tokenizer: The tokenizer of the model.
     """
     of_words = table[table[:, 1] > 0]
-    measured = tuple(
-        (logit, replaced > 0, masked > 0) for logit, replaced, masked in table[:, 2:5].tolist() if masked >= 0
-    )
-    ids, originals = tuple(of_words[:, 0].long().tolist()), ()
-    if measured:
-        ids, originals = tuple(of_words[:, 5].long().tolist()), ids
+    measured: list[tuple[float, bool, bool]] = []
+    for logit, replaced, masked in table[:, 2:5].tolist():
+        if masked != _UNKNOWN:
+            measured.append((logit, replaced > 0, masked > 0))
+    ids: tuple[int, ...] = tuple(of_words[:, 0].long().tolist())
+    originals: tuple[int, ...] = ()
+    if measured:  # the discriminator read other tokens than those of the text
+        originals = ids
+        ids = tuple(of_words[:, 5].long().tolist())
     tokens = tokenizer.convert_ids_to_tokens(list(ids))
     return ReplacedTokenPrediction(
         tokens=tuple(str(token) for token in tokens),
         scores=tuple(of_words[:, 2].sigmoid().tolist()),
-        measured=measured,
+        measured=tuple(measured),
         ids=ids,
         originals=originals,
     )
@@ -256,7 +269,11 @@ def _with_examples(
     predictions: Sequence[ReplacedTokenPrediction], tokenizer: "PreTrainedTokenizerBase"
 ) -> list[ReplacedTokenPrediction]:
     """Returns the predictions, of which those with the worst mistakes have an example for a report."""
-    ranked = sorted((prediction.worst, index) for index, prediction in enumerate(predictions) if prediction.originals)
+    ranked: list[tuple[float, int]] = []
+    for index, prediction in enumerate(predictions):
+        if prediction.originals:
+            ranked.append((prediction.worst, index))
+    ranked.sort()
     shown = list(predictions)
     for _, index in ranked[-MOST_EXAMPLES:]:
         shown[index] = replace(predictions[index], example=_example(predictions[index], tokenizer))
@@ -269,6 +286,7 @@ def _measured_tokens(predictions: Sequence[ReplacedTokenPrediction]) -> list[tup
 
 
 def _measure(predictions: Sequence[ReplacedTokenPrediction]) -> MetricFormula:
+    """Returns the metrics of all tokens that the discriminator saw."""
     values = np.array(_measured_tokens(predictions), dtype=np.float64).reshape(-1, 3)
     sizes = [len(prediction.measured) for prediction in predictions]
     return replaced_token_measure(sizes, values[:, 0], values[:, 1] > 0, values[:, 2] > 0)
@@ -276,15 +294,20 @@ def _measure(predictions: Sequence[ReplacedTokenPrediction]) -> MetricFormula:
 
 def _result(row: Row, prediction: ReplacedTokenPrediction) -> RowResult:
     """Returns replaced and detected tokens, with the worst mistake's score."""
-    replaced = [token != original for token, original in zip(prediction.ids, prediction.originals, strict=True)]
-    predicted = [score > 0.5 for score in prediction.scores]
-    return RowResult(
-        row=row,
-        label=[token for token, is_so in zip(prediction.tokens, replaced, strict=True) if is_so],
-        prediction=[token for token, is_so in zip(prediction.tokens, predicted, strict=True) if is_so],
-        score=prediction.worst,
-        is_correct=replaced == predicted,
-    )
+    replaced: list[str] = []
+    detected: list[str] = []
+    is_correct = True
+    ids = zip(prediction.ids, prediction.originals, strict=True)
+    for (token_id, original), text, score in zip(ids, prediction.tokens, prediction.scores, strict=True):
+        is_replaced = token_id != original
+        is_detected = score > 0.5
+        if is_replaced:
+            replaced.append(text)
+        if is_detected:
+            detected.append(text)
+        if is_replaced != is_detected:
+            is_correct = False
+    return RowResult(row=row, label=replaced, prediction=detected, score=prediction.worst, is_correct=is_correct)
 
 
 def _examples(pairs: Sequence[tuple[Row, ReplacedTokenPrediction]], figures: Mapping[str, int]) -> Examples | None:
@@ -295,7 +318,10 @@ def _examples(pairs: Sequence[tuple[Row, ReplacedTokenPrediction]], figures: Map
         figures: The numbers of ``tokens``, of ``masked`` and of ``replaced`` ones.
     """
     worst = sorted(pairs, key=lambda pair: -pair[1].worst)[:MOST_EXAMPLES]
-    items = [replace(each.example, line=row.get("line")) for row, each in worst if each.example is not None]
+    items: list[Example] = []
+    for row, prediction in worst:
+        if prediction.example is not None:
+            items.append(replace(prediction.example, line=row.get("line")))
     if not items:
         return None
     return Examples(
@@ -314,9 +340,9 @@ def _example(prediction: ReplacedTokenPrediction, tokenizer: "PreTrainedTokenize
     """Returns replaced and detected tokens, each alone, and the text between them."""
     segments, remarks = [], []
     rows = zip(prediction.ids, prediction.originals, prediction.scores, strict=True)
-    for is_marked, group in groupby(rows, key=lambda row: row[0] != row[1] or row[2] > 0.5):
-        tokens = list(group)
+    for is_marked, tokens in groupby(rows, key=lambda row: row[0] != row[1] or row[2] > 0.5):
         if not is_marked:
+            # Decoded together, so that the tokenizer joins the pieces of words and sets the spaces.
             text = tokenizer.decode([token for token, _, _ in tokens])
             segments.append(Segment(text=f" {text} "))
             continue

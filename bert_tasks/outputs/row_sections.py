@@ -31,6 +31,7 @@ def mistakes(
         texts: The columns of the texts that the model reads.
         candidates: The best predictions for each row with their probabilities. Default: they are not shown.
     """
+    # By their numbers, because the candidates of a row are in a list of their own.
     wrong = [number for number, result in enumerate(results) if not result.is_correct]
     wrong.sort(key=lambda number: -results[number].score)
     items = []
@@ -67,9 +68,10 @@ def row_example(
         candidates: The best predictions with their probabilities.
     """
     row = result.row
+    shown_texts = [cut(row[name]) for name in texts if row.get(name)]
     return Example(
         line=row.get("line"),
-        texts=tuple(cut(row[name]) for name in texts if row.get(name)),
+        texts=tuple(shown_texts),
         remarks=(
             Remark(name="label", value=label),
             Remark(name="prediction", value=prediction, tone="bad"),
@@ -94,10 +96,11 @@ def coverage_charts(scores: Sequence[float], correct: Sequence[bool]) -> tuple[C
         return ()
     accuracies = [accuracy for _, accuracy in coverage_curve(scores, correct)]
     points = tuple(zip(COVERAGES, accuracies, strict=True))
-    share, accuracy = points[len(points) // 2 - 1]
+    share, accuracy = points[len(points) // 2 - 1]  # the more confident half
+    spoken = ", ".join(f"{x:.0%} {y:.3f}" for x, y in points)
     chart = Chart(
         title="Accuracy by coverage",
-        description="Accuracy of the most confident rows: " + ", ".join(f"{x:.0%} {y:.3f}" for x, y in points),
+        description=f"Accuracy of the most confident rows: {spoken}",
         x=Axis(name="share of the rows, the most confident first", low=0.0, high=1.0),
         y=Axis.around("accuracy", accuracies),
         lines=(Line(name="accuracy", points=points),),
@@ -110,4 +113,6 @@ def _label_text(label: Any) -> str:
     """Returns a label, or several labels, in words."""
     if isinstance(label, str):
         return label
-    return ", ".join(label) if label else "(none)"
+    if not label:
+        return "(none)"
+    return ", ".join(label)

@@ -23,12 +23,15 @@ from bert_tasks.outputs.logits import sample_logits
 def labelled_samples(logits: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor] | None:
     """Returns the logits and the labels of the rows that have labels. None if no row has labels.
 
+    The loss of an output for whole rows begins with it. It averages the logits of the windows of a row, and leaves out
+    the rows without labels, so that neither has to be thought of again.
+
     Args:
         logits: ``[B, L]`` logits of the windows.
         batch: The batch. The first window of a row has its labels.
 
     Returns:
-        ``[R, L]`` and ``[R, number of labels of a row]``.
+        ``[R, L]`` mean logits, and ``[R, number of labels of a row]`` labels as ``Output.encode`` made them.
     """
     samples = sample_logits(logits, batch.windows)  # [S, L]
     numbers = batch.labelled_rows
@@ -40,13 +43,31 @@ def labelled_samples(logits: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor
 
 
 def row_logits(compact: Sequence[Tensor], features: Sequence[Feature]) -> Tensor:
-    """Returns ``[S, L]`` the mean logits of the windows of each row. There must be a row."""
+    """Returns ``[S, L]`` the mean logits of the windows of each row. There must be a row.
+
+    ``Output.decode`` of an output for whole rows begins with it. For the logits that ``with_logits`` shows to people,
+    use ``shown_logits``.
+
+    Args:
+        compact: ``[L]`` logits of each feature, on the CPU.
+        features: The features of the rows, in row order.
+    """
     windows = Counter(feature["row"] for feature in features)
     return sample_logits(torch.stack(list(compact)), windows.values())
 
 
 def shown_logits(compact: Sequence[Tensor], features: Sequence[Feature]) -> list[tuple[float, ...]]:
-    """Returns the mean logits of each row as numbers, for people who asked for them."""
+    """Returns the mean logits of each row as numbers, for people who asked for them.
+
+    ``Output.with_logits`` of an output for whole rows returns them. ``decode`` needs the tensor of ``row_logits``.
+
+    Args:
+        compact: ``[L]`` logits of each feature, on the CPU.
+        features: The features of the rows, in row order.
+
+    Returns:
+        One tuple of L numbers for each row.
+    """
     shown = []
     for indices in windows_by_row(features):
         windows = torch.stack([compact[index] for index in indices])
@@ -65,7 +86,7 @@ def joined_logits(compact: Sequence[Tensor], features: Sequence[Feature]) -> lis
     """Returns ``S x [C]`` the logits of each row, whose windows have one logit each."""
     rows = []
     for windows in windows_by_row(features):
-        of_windows = [compact[window] for window in windows]
+        of_windows = [compact[window] for window in windows]  # C x [1]
         rows.append(torch.cat(of_windows))
     return rows
 
@@ -84,8 +105,14 @@ def label_logits_to_explain(
     texts: Sequence[str],
 ) -> list[ExplainedLogit]:
     """Returns the logit of each row's most probable label. See ``mean_logits_to_explain``."""
-    predicted = [prediction.label for prediction in predictions]
-    places = [0 if label is None else labels.index(label) for label in predicted]
+    predicted: list[str | None] = []
+    places: list[int] = []
+    for prediction in predictions:
+        predicted.append(prediction.label)
+        place = 0  # also of a prediction without a label
+        if prediction.label is not None:
+            place = labels.index(prediction.label)
+        places.append(place)
     return mean_logits_to_explain(predicted, places, features, rows, texts)
 
 
@@ -108,7 +135,8 @@ def mean_logits_to_explain(
     explained = []
     for label, place, windows, row in zip(labels, places, windows_by_row(features), rows, strict=True):
         read = {name: row[name] for name in texts}
-        terms = tuple((window, place, 1 / len(windows)) for window in windows)
+        weight = 1 / len(windows)  # of each window in the mean
+        terms = tuple((window, place, weight) for window in windows)
         explained.append(ExplainedLogit(label=label, texts=read, terms=terms))
     return explained
 
@@ -117,4 +145,5 @@ def check_known(row_labels: set[str], labels: Sequence[str]) -> None:
     """Raises DataError if a row has a label that the model does not know."""
     unknown = sorted(row_labels.difference(labels))
     if unknown:
-        raise DataError(f"unknown label {unknown[0]!r}. The labels are {', '.join(map(repr, labels))}")
+        known = ", ".join(repr(label) for label in labels)
+        raise DataError(f"unknown label {unknown[0]!r}. The labels are {known}")

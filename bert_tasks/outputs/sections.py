@@ -55,9 +55,11 @@ class Confusion:
     def of(cls, labels: Sequence[str], predictions: Sequence[str], names: Sequence[str], unit: str) -> Self:
         """Counts the pairs of label and prediction. ``names`` are all classes in order."""
         counts = Counter(zip(labels, predictions, strict=True)).most_common()
-        occurring = {*labels, *predictions}
-        shown = tuple(name for name in names if len(names) <= SHOWN_CLASSES or name in occurring)
         pairs = tuple((label, prediction, count) for (label, prediction), count in counts)
+        shown = tuple(names)
+        if len(names) > SHOWN_CLASSES:
+            occurring = {*labels, *predictions}
+            shown = tuple(name for name in names if name in occurring)
         return cls(unit=unit, labels=shown, pairs=pairs)
 
     @property
@@ -68,7 +70,9 @@ class Confusion:
     @property
     def left_out(self) -> int:
         """The number of classes that ``matrix`` shows as one."""
-        return 0 if len(self.labels) <= SHOWN_CLASSES else len(self.labels) - SHOWN_CLASSES + 1
+        if len(self.labels) <= SHOWN_CLASSES:
+            return 0
+        return len(self.labels) - SHOWN_CLASSES + 1  # the row of the others takes the place of a class
 
     @property
     def matrix(self) -> Matrix:
@@ -80,21 +84,26 @@ class Confusion:
             if label != prediction:
                 wrong.update({label: count, prediction: count})
         worst = sorted(self.labels, key=lambda label: -wrong[label])[: SHOWN_CLASSES - 1]
-        return self._counted([label for label in self.labels if label in worst], counted(self.left_out, "other"))
+        in_order = [label for label in self.labels if label in worst]
+        return self._counted(in_order, counted(self.left_out, "other"))
 
     @property
     def full(self) -> Matrix | None:
         """All classes if ``matrix`` skips some. None if there are too many for a page."""
         fits = len(self.labels) ** 2 <= MOST_CELLS
-        return self._counted(self.labels) if self.left_out and fits else None
+        if not self.left_out or not fits:
+            return None
+        return self._counted(self.labels)
 
     def _counted(self, labels: Sequence[str], *rest: str) -> Matrix:
+        """Returns the matrix of these classes, and of all others under the name ``rest``, if it is given."""
         shown = (*labels, *rest)
         index = {label: number for number, label in enumerate(labels)}
+        last = len(shown) - 1  # the place of the others
         counts = [[0] * len(shown) for _ in shown]  # [L, L]
         for label, prediction, count in self.pairs:
-            counts[index.get(label, len(shown) - 1)][index.get(prediction, len(shown) - 1)] += count
-        return Matrix(labels=shown, counts=tuple(map(tuple, counts)))
+            counts[index.get(label, last)][index.get(prediction, last)] += count
+        return Matrix(labels=shown, counts=tuple(tuple(row) for row in counts))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +117,7 @@ class Axis:
 
     def __post_init__(self) -> None:
         size = max(1.0, abs(self.low), abs(self.high))
+        # Equal values have no span to divide into steps, so they get some space on both sides.
         if self.high - self.low <= 1e-9 * size:
             half = max(0.5, 1e-6 * size)
             object.__setattr__(self, "low", self.low - half)
@@ -118,7 +128,9 @@ class Axis:
         """Spans from the round number below all values to the round number above."""
         numbers = list(values)
         tight = cls(name=name, low=min(numbers), high=max(numbers), scale=scale)
-        low, high = math.floor(tight.low / tight.step + 1e-9), math.ceil(tight.high / tight.step - 1e-9)
+        # Without 1e-9, a value that is a multiple of the step but for rounding would add an empty step.
+        low = math.floor(tight.low / tight.step + 1e-9)
+        high = math.ceil(tight.high / tight.step - 1e-9)
         return cls(name=name, low=low * tight.step, high=high * tight.step, scale=scale)
 
     @property
@@ -127,22 +139,29 @@ class Axis:
         raw = (self.high - self.low) / 5
         power = 10.0 ** math.floor(math.log10(raw))
         step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * 0.999)
-        return max(1.0, step) if self.scale == "whole" else step
+        if self.scale == "whole":
+            return max(1.0, step)
+        return step
 
     @property
     def ticks(self) -> list[float]:
         """About six round numbers on the axis."""
-        first, last = math.ceil(self.low / self.step - 1e-9), math.floor(self.high / self.step + 1e-9)
+        first = math.ceil(self.low / self.step - 1e-9)
+        last = math.floor(self.high / self.step + 1e-9)
         return [round(number * self.step, 12) for number in range(first, last + 1)]
 
     def tick_text(self, tick: float) -> str:
         """Returns a tick's number, with as many decimals as the steps have."""
-        step, largest = self.step, max(map(abs, self.ticks))
+        step = self.step
+        largest = max(abs(other) for other in self.ticks)
         if max(largest, 1e3 * step) < 1e15 and max(step, 0.1 * largest) >= 1e-4:
-            text = f"{tick:,.{max(0, math.ceil(-math.log10(step) - 1e-9))}f}"
+            decimals = max(0, math.ceil(-math.log10(step) - 1e-9))
+            text = f"{tick:,.{decimals}f}"
         else:
-            text = f"{tick:g}"
-        return text.replace("-", "\N{MINUS SIGN}") if tick < 0 else text
+            text = f"{tick:g}"  # with an exponent, because the digits would not fit below the axis
+        if tick < 0:
+            return text.replace("-", "\N{MINUS SIGN}")
+        return text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,7 +269,10 @@ class Examples:
 
 @dataclass(frozen=True, kw_only=True)
 class RowResult:
-    """A row, its label, the prediction, and its confidence (for a number, the error)."""
+    """A row, its label, the prediction, and its confidence (for a number, the error).
+
+    The report lists and sorts them, and compares those of two models row by row.
+    """
 
     row: Row
     label: Any
@@ -263,7 +285,8 @@ class RowResult:
 class ReportSections:
     """A report's content on the predictions for one data set.
 
-    Fields that a task does not have stay empty.
+    ``Output.report`` returns it, without any HTML. ``bert-tasks report`` adds intervals of the metrics, and renders the
+    sections in its order. Fields that a task does not have stay empty, and their sections do not appear.
 
     Attributes:
         measure: The metrics as a formula over sums, so that the report can resample rows.
@@ -298,7 +321,9 @@ class ReportSections:
 
 def cut(text: str, most: int = MOST_CHARACTERS) -> str:
     """Returns the text, or its beginning if it is longer than ``most`` characters."""
-    return text if len(text) <= most else text[: most - 1].rstrip() + "…"
+    if len(text) <= most:
+        return text
+    return text[: most - 1].rstrip() + "…"
 
 
 def thinned(points: Sequence[PointT]) -> list[PointT]:

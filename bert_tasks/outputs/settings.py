@@ -22,6 +22,9 @@ ValueT = TypeVar("ValueT")
 def fitted(default: ValueT, *, per_label: bool = False) -> ValueT:
     """Returns a field that is fitted to data, so that no user sets it.
 
+    A dataclass of an output uses it for what ``fit_rows``, ``calibrate`` or ``tune`` compute, such as thresholds. The
+    value is saved with the model, but neither a recipe nor the reference of the settings has it.
+
     Args:
         default: Its value until it is fitted.
         per_label: True if it holds a value for each label, so that labels in another order reorder it.
@@ -35,6 +38,12 @@ def fitted(default: ValueT, *, per_label: bool = False) -> ValueT:
 
 def per_label(default: ValueT) -> ValueT:
     """Returns a field that a user sets, with a value for each label.
+
+    It marks the field, so that a model that is loaded with its labels in another order gets the values in that order,
+    too. With other labels, the field returns to its default.
+
+    Args:
+        default: Its default, for example an empty tuple.
 
     Example:
         >>> costs: tuple[float, ...] = per_label(())
@@ -67,6 +76,7 @@ class Setting:
         Raises:
             pydantic.ValidationError: It is of another type. Nothing is converted between texts, numbers and booleans.
         """
+        # Validated as JSON, because in strict mode only JSON may have a list for a tuple.
         adapter = TypeAdapter[Any](self.hint, config=ConfigDict(allow_inf_nan=False))
         return adapter.validate_json(json.dumps(value, default=str), strict=True)
 
@@ -79,7 +89,8 @@ class Settings:
         for name, setting in self.own_settings().items():
             value, hint = getattr(self, name), setting.hint
             if get_origin(hint) is Literal and value not in get_args(hint):
-                raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(repr, get_args(hint)))}")
+                choices = ", ".join(repr(choice) for choice in get_args(hint))
+                raise ValueError(f"{name} is {value!r}, expected one of {choices}")
             if isinstance(value, int) and value > _LARGEST:
                 raise ValueError(f"{name} is {value}, expected at most {_LARGEST}")
 
@@ -87,10 +98,12 @@ class Settings:
     @cache
     def own_settings(cls) -> Mapping[str, Setting]:
         """Returns the settings of this class by their names."""
-        hints = get_type_hints(cls, include_extras=True)
+        hints = get_type_hints(cls, include_extras=True)  # with the annotations of base classes
         settings = {}
         for each in fields(cls):
-            default = each.default if each.default_factory is MISSING else each.default_factory()
+            default = each.default
+            if each.default_factory is not MISSING:
+                default = each.default_factory()
             settings[each.name] = Setting(
                 name=each.name,
                 hint=hints[each.name],

@@ -62,11 +62,15 @@ class RankedSpans(NamedTuple):
 
     @property
     def best(self) -> Span:
+        """The best span with a text, or "no answer" if there is none."""
         return self.n_best[self.best_at]
 
     @property
     def null(self) -> Span | None:
-        return None if self.null_at is None else self.n_best[self.null_at]
+        """The entry of "no answer" in ``n_best``, or None if it is not allowed."""
+        if self.null_at is None:
+            return None
+        return self.n_best[self.null_at]
 
     def answer(self, null_threshold: float) -> Span:
         """Returns "no answer" if the null odds exceed the threshold, else the best span."""
@@ -97,12 +101,15 @@ def window_candidates(
         return torch.empty(0, n_best + 1, 4)
     padded = rnn.pad_sequence(list(logits), batch_first=True, padding_value=-torch.inf).detach().float()
     values = padded.permute(2, 0, 1)  # [2, W, T]
-    role = rnn.pad_sequence([torch.frombuffer(bytearray(role), dtype=torch.uint8) for role in roles], batch_first=True)
-    role = role.to(values.device)  # [W, T]
+    # NOT_CONTEXT is 0, the padding of pad_sequence, so that no span reaches beyond the end of a window.
+    of_windows = [torch.frombuffer(bytearray(of_window), dtype=torch.uint8) for of_window in roles]
+    role = rnn.pad_sequence(of_windows, batch_first=True).to(values.device)  # [W, T]
+    # Stable sorts instead of topk, which leaves the order of equal logits open.
     tokens = values.argsort(dim=2, descending=True, stable=True)[:, :, :n_best]  # [2, W, k]
     values, (starts, ends) = values.gather(2, tokens), tokens
     distance = ends.unsqueeze(1) - starts.unsqueeze(2)  # [W, k, k]
-    is_start, is_end = role.gather(1, starts) == MAX_CONTEXT, role.gather(1, ends) != NOT_CONTEXT
+    is_start = role.gather(1, starts) == MAX_CONTEXT
+    is_end = role.gather(1, ends) != NOT_CONTEXT
     is_span = is_start.unsqueeze(2) & is_end.unsqueeze(1) & (distance >= 0) & (distance < max_answer_length)
     scores = values[0].unsqueeze(2) + values[1].unsqueeze(1)
     scores = scores.masked_fill(~is_span, -torch.inf).flatten(1)  # [W, k * k], ends change fastest
@@ -136,36 +143,54 @@ def merge_windows(
         contexts: The text of each question.
         with_null: True if "no answer" is an answer (SQuAD 2.0).
     """
-    results, first = [], 0
+    results: list[RankedSpans] = []
+    first = 0
     for count, context in zip(windows, contexts, strict=True):
-        table = torch.stack(list(candidates[first : first + count]))  # [M, K + 1, 4]
-        results.append(_rank(table, offsets[first : first + count], context, n_best=n_best, with_null=with_null))
-        first += count
+        end = first + count
+        table = torch.stack(list(candidates[first:end]))  # [M, K + 1, 4]
+        results.append(_rank(table, offsets[first:end], context, n_best=n_best, with_null=with_null))
+        first = end
     return results
 
 
 def _rank(
     table: Tensor, offsets: Sequence[Sequence[int]], context: str, *, n_best: int, with_null: bool
 ) -> RankedSpans:
+    """Returns the best spans of one question.
+
+    Args:
+        table: ``[M, K + 1, 4]`` the candidates of its windows.
+        offsets: The offsets of the tokens of each window.
+        context: The text.
+        n_best: Number of spans to return.
+        with_null: True if "no answer" is an answer.
+    """
     all_scores, rows = table[:, :, START_LOGIT:].sum(dim=2).numpy(), table.tolist()  # [M, K + 1]
-    null_scores, scores = all_scores[:, 0], all_scores[:, 1:].ravel()
-    lowest = int(null_scores.argmin())
-    order = np.argsort(-scores, kind="stable")[: min(n_best, int((scores > -np.inf).sum()))]
-    places = [divmod(index, table.shape[1] - 1) for index in order.tolist()]
-    entries = [(window, *rows[window][row + 1]) for window, row in places]
+    null_scores = all_scores[:, 0]  # [M]
+    scores = all_scores[:, 1:].ravel()  # [M * K], window after window
+    lowest = int(null_scores.argmin())  # a window that is least sure that it has no answer decides for the question
+    found = int((scores > -np.inf).sum())
+    order = np.argsort(-scores, kind="stable")[: min(n_best, found)]
+    entries: list[tuple[int, float, float, float, float]] = []
+    for index in order.tolist():
+        window, row = divmod(index, table.shape[1] - 1)
+        entries.append((window, *rows[window][row + 1]))
     best_scores, null_at = scores[order], None
     if with_null:
-        null_at = int((best_scores >= null_scores[lowest]).sum())
+        null_at = int((best_scores >= null_scores[lowest]).sum())  # behind spans with the same score
         entries.insert(null_at, (lowest, *rows[lowest][0]))
         best_scores = np.insert(best_scores, null_at, null_scores[lowest])[: max(n_best, null_at + 1)]
     if not entries:
         return RankedSpans((Span("", 0.0, 0, 0, 0.0, 0.0),), 0, None, None)
     shares = np.exp(best_scores.astype(np.float64) - best_scores.max())
+    probabilities = (shares / shares.sum()).tolist()
     spans = []
-    for entry, share in zip(entries, (shares / shares.sum()).tolist(), strict=False):
+    # There may be one entry more than probabilities, which "no answer" has displaced.
+    for entry, probability in zip(entries, probabilities, strict=False):
         window, first, last, start_logit, end_logit = entry
-        start, end = max(0, offsets[window][3 * int(first)]), max(0, offsets[window][3 * int(last) + 1])
-        spans.append(Span(context[start:end], share, start, end, start_logit, end_logit))
+        start = max(0, offsets[window][3 * int(first)])  # -1 for token 0, "no answer"
+        end = max(0, offsets[window][3 * int(last) + 1])
+        spans.append(Span(context[start:end], probability, start, end, start_logit, end_logit))
     best_at = 0 if null_at is None else null_at
     for index, span in enumerate(spans):
         if span.text:
@@ -174,6 +199,7 @@ def _rank(
     null_odds = None
     if null_at is not None:
         odds = null_scores[lowest]
+        # One float32 subtraction after the other, whose digits differ from those of a difference of sums.
         if best_at != null_at:
             odds = odds - np.float32(spans[best_at].start_logit) - np.float32(spans[best_at].end_logit)
         null_odds = float(odds)

@@ -46,7 +46,10 @@ def render_answers(output: Any, extension: str, predictions: Sequence[Any], rows
     files: dict[str, Mapping[str, Any]] = {"": answers, "nbest.json": n_best}
     if output.version_2_with_negative:
         files["null_odds.json"] = null_odds
-    return {suffix: json.dumps(content, indent=4) + "\n" for suffix, content in files.items()}
+    texts: dict[str, str] = {}
+    for suffix, content in files.items():
+        texts[suffix] = json.dumps(content, indent=4) + "\n"  # the indent of the official scripts
+    return texts
 
 
 def _official(span: Span) -> dict[str, Any]:
@@ -61,7 +64,12 @@ def _official(span: Span) -> dict[str, Any]:
 
 def _file_ids(ids: Iterable[str | None]) -> list[str]:
     """Returns the ids of rows in the official files, or their numbers without ids."""
-    names = [str(number) if name is None else name for number, name in enumerate(ids)]
+    names: list[str] = []
+    for number, row_id in enumerate(ids):
+        if row_id is None:
+            row_id = str(number)
+        names.append(row_id)
+    # A row's number can be the id of another row.
     for name, count in Counter(names).most_common(1):
         if count > 1:
             raise DataError(

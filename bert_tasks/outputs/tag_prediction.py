@@ -53,6 +53,7 @@ def entity_spans(
     """Returns the entities of tags, with characters in the text of ``located_words``."""
     _, text, places = located_words(words, text)
     spans = []
+    # An entity has the characters from its first to its last word, so the text between them as it was written.
     for entity in entities(tags):
         start, end = places[entity.start][0], places[entity.end - 1][1]
         span = EntitySpan(

@@ -23,8 +23,8 @@ from bert_tasks.outputs.sections import (
 )
 from bert_tasks.outputs.tag_prediction import TokenPrediction
 
-OUTSIDE = "O"
-MOST_WORDS = 80  # in a sentence on a page
+OUTSIDE = "O"  # the tag of words outside of all chunks
+MOST_WORDS = 80  # of a sentence on a page
 _CORRECT_EXAMPLES = 3  # sentences without a mistake that are shown too
 
 
@@ -48,27 +48,35 @@ def tag_sections(
         headline: The names of the metrics that are shown first.
     """
     is_raw = label_scheme(labels) == "raw"
-    pairs = labelled(rows, predictions, "tags")
-    tags = [list(row["tags"]) for row, _ in pairs]
-    predicted_tags = [list(prediction.tags) for _, prediction in pairs]
-    sentences = [_sentence(row, prediction, raw=is_raw) for row, prediction in pairs]
+    tags: list[list[str]] = []
+    predicted_tags: list[list[str]] = []
+    scores: list[float] = []
+    correct: list[bool] = []
+    sentences: list[_Sentence] = []
+    for row, prediction in labelled(rows, predictions, "tags"):
+        tags.append(list(row["tags"]))
+        predicted_tags.append(list(prediction.tags))
+        sentences.append(_sentence(row, prediction, raw=is_raw))
+        # A word's score is the probability of its tag, prefix and type. Labels are written as the model's, whatever
+        # the scheme of the file.
+        scores += prediction.scores
+        expected = to_labels(row["tags"], labels)
+        correct += [tag == label for tag, label in zip(prediction.tags, expected, strict=True)]
     # The names that the model can predict or that the data have, so that two models count the same.
     names = {*labels, *chain.from_iterable(tags)}
     if is_raw:
         measure = word_measure(tags, predicted_tags, sorted(names))
     else:
         types = {_type(name) for name in names} - {OUTSIDE}
-        entities_of_rows = [sentence.labels for sentence in sentences]
-        measure = entity_measure(entities_of_rows, [sentence.predictions for sentence in sentences], sorted(types))
+        spans = [sentence.labels for sentence in sentences]
+        predicted_spans = [sentence.predictions for sentence in sentences]
+        measure = entity_measure(spans, predicted_spans, sorted(types))
     words, predicted_words = _classes(tags, raw=is_raw), _classes(predicted_tags, raw=is_raw)
     occurring = {*words, *predicted_words}
     shown = tuple(label for label in measure.labels if label in occurring)
     classes = shown if is_raw else (*shown, OUTSIDE)
-    # A word's score is the probability of its tag, prefix and type. Labels are written as the model's, whatever the
-    # scheme of the file.
-    expected = chain.from_iterable(to_labels(sentence, labels) for sentence in tags)
-    correct = [tag == label for tag, label in zip(chain.from_iterable(predicted_tags), expected, strict=True)]
-    scores = list(chain.from_iterable(prediction.scores for _, prediction in pairs))
+    support = measure.support()
+    with_numbers = [label for label in shown if label in support]
     return ReportSections(
         measure=measure,
         unit="sentences",
@@ -79,7 +87,7 @@ def tag_sections(
         confusion=Confusion.of(words, predicted_words, classes, "words"),
         calibration=calibration(scores, correct),
         confidence_in="tag",
-        examples=_examples(sentences, [label for label in shown if label in measure.support()]),
+        examples=_examples(sentences, with_numbers),
     )
 
 
@@ -91,21 +99,29 @@ def label_word(labels: Sequence[str]) -> str:
 def _classes(tagged: Sequence[Sequence[str]], *, raw: bool) -> list[str]:
     """Returns the tag of each word, or the type of chunk tags, because prefixes differ between schemes."""
     tags = chain.from_iterable(tagged)
-    return list(tags) if raw else [_type(tag) for tag in tags]
+    if raw:
+        return list(tags)
+    return [_type(tag) for tag in tags]
 
 
 def _type(tag: str) -> str:
-    return OUTSIDE if tag == OUTSIDE else tag.partition("-")[2]
+    """Returns the type of a chunk tag, which stands behind its prefix, or ``OUTSIDE``."""
+    if tag == OUTSIDE:
+        return OUTSIDE
+    return tag.partition("-")[2]
 
 
 def _sentence(row: Row, prediction: TokenPrediction, *, raw: bool) -> _Sentence:
     """Returns entities, or for raw tags the words with different label and prediction."""
     tags, predicted_tags = row["tags"], prediction.tags
     if raw:
-        pairs = zip(tags, predicted_tags, strict=True)
-        differing = [index for index, (label, tag) in enumerate(pairs) if label != tag]
-        true = frozenset(Span(index, index + 1, tags[index]) for index in differing)
-        predicted = frozenset(Span(index, index + 1, predicted_tags[index]) for index in differing)
+        wrong: list[Span] = []
+        wrong_predictions: list[Span] = []
+        for index, (label, tag) in enumerate(zip(tags, predicted_tags, strict=True)):
+            if label != tag:
+                wrong.append(Span(index, index + 1, label))
+                wrong_predictions.append(Span(index, index + 1, tag))
+        true, predicted = frozenset(wrong), frozenset(wrong_predictions)
     else:
         true, predicted = _entity_set(tags), _entity_set(predicted_tags)
     score = 0.0  # of the most confident mistake
@@ -122,6 +138,7 @@ def _sentence(row: Row, prediction: TokenPrediction, *, raw: bool) -> _Sentence:
 
 
 def _entity_set(tags: Sequence[str]) -> frozenset[Span]:
+    """Returns the entities that chunk tags mark, as spans that can be compared."""
     return frozenset(Span(entity.start, entity.end, entity.type) for entity in entities(tags))
 
 
@@ -135,8 +152,8 @@ def _examples(sentences: Sequence[_Sentence], names: Sequence[str]) -> Examples:
         f"Sentences with a mistake: {len(wrong):,} of {len(sentences):,}. The most confident mistakes come first. Some "
         "correct sentences follow. Dashed frames: ○ missed by the model, ✗ not in the labels."
     )
-    shown = [*wrong[:MOST_EXAMPLES], *correct[:_CORRECT_EXAMPLES]]
-    items = [_example(sentence, hues) for sentence in shown]
+    chosen = [*wrong[:MOST_EXAMPLES], *correct[:_CORRECT_EXAMPLES]]
+    items = [_example(sentence, hues) for sentence in chosen]
     return Examples(word="Sentences", title="Sentences", lead=lead, items=tuple(items))
 
 
@@ -145,11 +162,12 @@ def _example(sentence: _Sentence, hues: Mapping[str, int]) -> Example:
     row, differing = sentence.result.row, sentence.labels ^ sentence.predictions
     words = row["words"]
     first = min((span.start for span in differing), default=0)
+    # A third of the words stand before the mistake, unless the sentence ends earlier.
     start = max(0, min(first - MOST_WORDS // 3, len(words) - MOST_WORDS))
     shown = range(start, min(len(words), start + MOST_WORDS))
     sides = (
-        ("label", _segments(words, shown, sentence.labels, hues, both=sentence.predictions, is_label=True)),
-        ("model", _segments(words, shown, sentence.predictions, hues, both=sentence.labels, is_label=False)),
+        ("label", _segments(words, shown, sentence.labels, hues, others=sentence.predictions, is_label=True)),
+        ("model", _segments(words, shown, sentence.predictions, hues, others=sentence.labels, is_label=False)),
     )
     return Example(line=row.get("line"), sides=sides, remarks=(_remark(len(differing)),))
 
@@ -169,10 +187,19 @@ def _segments(
     spans: frozenset[Span],
     hues: Mapping[str, int],
     *,
-    both: frozenset[Span],
+    others: frozenset[Span],
     is_label: bool,
 ) -> tuple[Segment, ...]:
-    """Returns the words with the spans of a side. Spans on both sides are correct."""
+    """Returns the words with the spans of one side, which are those of the labels or of the prediction.
+
+    Args:
+        words: The words of the sentence.
+        shown: The words that are shown.
+        spans: The spans of this side.
+        hues: Type -> number of its colour.
+        others: The spans of the other side. A span that is on both sides is correct.
+        is_label: True if this side is that of the labels.
+    """
     segments: list[Segment] = []
     if shown.start:
         segments.append(Segment(text="…"))
@@ -182,13 +209,15 @@ def _segments(
             continue
         segments += _plain_words(words[position : span.start])
         marked = words[max(span.start, shown.start) : min(span.end, shown.stop)]
-        segment = Segment(
-            text=cut(" ".join(marked), 200),
-            label=span.type if is_label or span in both else "",
-            prediction=span.type if span in both or not is_label else "",
-            hue=hues.get(span.type, 0),
-        )
-        segments.append(segment)
+        label = span.type
+        prediction = span.type
+        if span not in others:
+            if is_label:
+                prediction = ""
+            else:
+                label = ""
+        text = cut(" ".join(marked), 200)
+        segments.append(Segment(text=text, label=label, prediction=prediction, hue=hues.get(span.type, 0)))
         position = span.end
     segments += _plain_words(words[position : shown.stop])
     if shown.stop < len(words):

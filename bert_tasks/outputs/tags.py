@@ -8,7 +8,7 @@ Shape legend: R tokens read (words, for a CRF), W words, L labels.
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, chain, islice, pairwise
+from itertools import accumulate, islice, pairwise
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 import torch
@@ -28,7 +28,7 @@ from bert_tasks.data.features import token_batches
 from bert_tasks.data.known_labels import known_tags
 from bert_tasks.data.profile import listed
 from bert_tasks.data.words import located_words
-from bert_tasks.encoder import crf, packing
+from bert_tasks.encoder import crf
 from bert_tasks.encoder.config import HeadKind
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import DataError, UsageError
@@ -51,7 +51,7 @@ from bert_tasks.outputs.class_weights import (
 )
 from bert_tasks.outputs.conll_files import TAG_FILES, compared_predictions, compared_tags
 from bert_tasks.outputs.explanation import ExplainedLogit, Explanation
-from bert_tasks.outputs.features import Feature, windows_by_row, word_starts
+from bert_tasks.outputs.features import Feature, windows_by_row
 from bert_tasks.outputs.files import FileFormat
 from bert_tasks.outputs.logits import softmax_divergence
 from bert_tasks.outputs.losses import check_focal_gamma, cross_entropy
@@ -62,19 +62,22 @@ from bert_tasks.outputs.tag_prediction import EntitySpan as EntitySpan
 from bert_tasks.outputs.tag_prediction import TokenPrediction as TokenPrediction
 from bert_tasks.outputs.tag_prediction import entity_spans as entity_spans
 from bert_tasks.outputs.tag_report import label_word, tag_sections
+from bert_tasks.outputs.word_logits import first_tokens, labelled_logits, word_logits
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_CRF_SCORES = 2**23  # numbers in the CRF matrices that are decoded at once
+_CRF_SCORES = 2**23  # numbers in the matrices of a CRF that are decoded at once, 64 MiB in float64
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tags(Output[TokenPrediction]):
     """A tag for every word, such as named entities, slots, chunks or parts of speech.
 
-    The tags are scored alone, by a softmax for each word, or as a sequence, by a CRF. If the labels are chunk tags
-    (B-PER, I-PER, ...), predictions have the entities that the tags mark, and metrics count entities.
+    The tags are scored alone, by a softmax for each word, or as a sequence, by a CRF (Lafferty et al. 2001,
+    https://repository.upenn.edu/handle/20.500.14332/6188), which costs some time and can only help if the tag of a word
+    depends on its neighbours' tags. If the labels are chunk tags (B-PER, I-PER, ...), predictions have the entities
+    that the tags mark, and metrics count entities. Other labels, such as parts of speech, are classes of words.
 
     Attributes:
         class_weights: One weight per label, or ``balanced`` (n / (labels x n of the label), from the n labelled words
@@ -83,8 +86,9 @@ class Tags(Output[TokenPrediction]):
         focal_gamma: Exponent of the focal loss (arXiv:1708.02002), which multiplies the cross entropy of an example by
             (1 - p)^focal_gamma, where p is the probability of the right label. 0 is the cross entropy, the paper uses
             2.
-        crf: Score tag sequences, not tags. Steps that the label scheme forbids are never predicted.
-        scheme: the scheme in which the training tags were written.
+        crf: True to score sequences of tags instead of single tags. Steps that the label scheme forbids are then never
+            predicted.
+        scheme: The scheme in which the training tags were written.
         calibration: ``temperature`` divides the logits by one number that gives the validation rows the lowest cross
             entropy. ``none`` uses them as they are.
         temperature: The number, fitted on the validation rows.
@@ -144,12 +148,16 @@ class Tags(Output[TokenPrediction]):
     def word_labels(self, row: Row) -> list[str] | None:
         """Returns the label of each word of a row. None if the row has no tags, or one that no label has."""
         tags = row.get("tags")
-        return None if tags is None else self._labels_of(tags)
+        if tags is None:
+            return None
+        return self._labels_of(tags)
 
     def _labels_of(self, tags: Sequence[str]) -> list[str] | None:
-        """Returns the labels of the tags of a sentence. None if no label has one of them."""
+        """Returns the labels of the tags of a sentence. None if one of the tags has no label."""
         names = to_labels(tags, self.labels)
-        return names if set(names).issubset(self.labels) else None
+        if not set(names).issubset(self.labels):
+            return None
+        return names
 
     def check_known(self, sentences: Iterable[Sequence[str]]) -> None:
         """Checks that the labels have names, and that they are of these data.
@@ -161,15 +169,15 @@ class Tags(Output[TokenPrediction]):
         for sentence in sentences:
             tags.update(compared_tags(sentence, self.labels))
         if tags and set(known_tags(self.labels)).isdisjoint(tags):
-            ours = listed(list(map(repr, self.labels)))
-            theirs = listed(list(map(repr, sorted(tags))))
+            ours = listed([repr(label) for label in self.labels])
+            theirs = listed([repr(tag) for tag in sorted(tags)])
             raise DataError(
                 f"the model's labels are {ours}, and none of the rows' tags, {theirs}, is among them. If the labels "
                 "only lack names, load the model with labels=[...], the names in its order"
             )
 
     def counts(self, features: Sequence[Feature]) -> dict[str, float]:
-        """Counts labelled tokens, or sums their class weights."""
+        """Returns the number of labelled tokens, or the sum of their class weights."""
         weights = label_weights(self.class_weights, self.balanced_weights)
         if weights is None:
             return super().counts(features)
@@ -181,12 +189,12 @@ class Tags(Output[TokenPrediction]):
         return {self.name: float(sum(total))}
 
     def loss(self, logits: Tensor, batch: PackedBatch) -> tuple[LossTerm]:
-        """Sums the cross entropy over labelled tokens, or the CRF's negative log likelihood over windows.
+        """Returns the cross entropy of labelled tokens, or the CRF's negative log likelihood of windows, summed.
 
         Either way the mean divides by what is labelled, which with ``labelling = "first"`` are the words, as in
         transformers. With class weights it divides by the sum of the weights of these words.
         """
-        logits = _labelled_logits(logits, batch)
+        logits = labelled_logits(logits, batch)
         counts = [count for count in batch.label_counts if count]
         if not counts:
             return (no_loss(self.name, logits),)
@@ -196,7 +204,9 @@ class Tags(Output[TokenPrediction]):
             total = -crf.log_likelihood(logits, labels, counts).sum()
         else:
             total = cross_entropy(logits, labels, weights=weights, gamma=self.focal_gamma)
-        count = logits.new_full((), len(labels)) if weights is None else weights.index_select(0, labels).sum()
+        count = logits.new_full((), len(labels))
+        if weights is not None:
+            count = weights.index_select(0, labels).sum()
         return (LossTerm(name=self.name, total=total, count=count),)
 
     @property
@@ -219,7 +229,9 @@ class Tags(Output[TokenPrediction]):
         count = 0
         for feature in features:
             read = feature.get("gather_positions")
-            count += len(feature["input_ids"] if read is None else read)
+            if read is None:  # all tokens of the window
+                read = feature["input_ids"]
+            count += len(read)
         return float(count)
 
     # Values fitted to data
@@ -262,17 +274,23 @@ class Tags(Output[TokenPrediction]):
             if labels is not None:
                 pairs += [(each, index[label]) for each, label in zip(logits, labels, strict=True)]
         temperature = fitted_temperature(pairs)
-        return self if temperature is None else replace(self, temperature=temperature)
+        if temperature is None:
+            return self
+        return replace(self, temperature=temperature)
 
     @property
     def remedies(self) -> tuple[str, ...]:
-        return () if self.crf or self.class_weights is not None else (REMEDY,)
+        if self.crf or self.class_weights is not None:
+            return ()
+        return (REMEDY,)
 
     # Predictions
 
     def compact(self, logits: Sequence[Tensor], features: Sequence[Feature]) -> Sequence[Tensor]:
         """Returns the logits, or what a CRF's logits consist of."""
-        return [crf.compressed(words) for words in logits] if self.crf else logits
+        if not self.crf:
+            return logits
+        return [crf.compressed(words) for words in logits]
 
     def decode(
         self,
@@ -290,11 +308,14 @@ class Tags(Output[TokenPrediction]):
         else:
             best, scores = self._best_labels(word_logits(compact, features))
         is_raw = self._label_scheme == "raw"
+        borders = pairwise(accumulate(counts, initial=0))  # where the words of each row begin and end
         predictions = []
-        for row, (start, end) in zip(rows, pairwise(accumulate(counts, initial=0)), strict=True):
+        for row, (start, end) in zip(rows, borders, strict=True):
             words, word_scores = tuple(row["words"]), tuple(scores[start:end])
             tags = tuple(self.labels[index] for index in best[start:end])
-            spans = () if is_raw else entity_spans(words, tags, word_scores, row.get("text"))
+            spans: tuple[EntitySpan, ...] = ()
+            if not is_raw:
+                spans = entity_spans(words, tags, word_scores, row.get("text"))
             predictions.append(TokenPrediction(words=words, tags=tags, scores=word_scores, entities=spans))
         return predictions
 
@@ -320,7 +341,9 @@ class Tags(Output[TokenPrediction]):
         room = _CRF_SCORES // penalty.numel()  # words
         with_words = [row for row, count in enumerate(counts) if count]
         for block in token_batches(with_words, counts, max_tokens=room):
-            windows = [window.double() for window in chain.from_iterable(by_row[row] for row in block)]
+            windows: list[Tensor] = []
+            for row in block:
+                windows += [window.double() for window in by_row[row]]
             logits = crf.restored(windows) + penalty  # [R, L + 2, L]
             lengths = [counts[row] for row in block]
             labels = crf.best_labels(logits, lengths)
@@ -339,8 +362,8 @@ class Tags(Output[TokenPrediction]):
         words = iter(word_logits(compact, features).tolist())
         results = []
         for prediction in predictions:
-            logits = tuple(tuple(each) for each in islice(words, len(prediction.words)))
-            results.append(replace(prediction, logits=logits))
+            of_row = islice(words, len(prediction.words))
+            results.append(replace(prediction, logits=tuple(tuple(of_word) for of_word in of_row)))
         return results
 
     @property
@@ -365,12 +388,13 @@ class Tags(Output[TokenPrediction]):
         """Returns for each entity the mean logit of its words' predicted tags at their first tokens."""
         logits: list[ExplainedLogit] = []
         for prediction, windows, row in zip(predictions, windows_by_row(features), rows, strict=True):
-            first_tokens = _first_tokens(windows, features)
+            first_tokens_of_words = first_tokens(windows, features)
             column, text, places = located_words(row["words"], row.get("text"))
             for entity in entities(prediction.tags):
                 terms = []
+                # One weight for all words, so that a long entity is explained on the scale of a short one.
                 for word in range(entity.start, entity.end):
-                    window, token = first_tokens[word]
+                    window, token = first_tokens_of_words[word]
                     place = token * self.size + self.labels.index(prediction.tags[word])
                     terms.append((window, place, 1 / (entity.end - entity.start)))
                 logit = ExplainedLogit(label=entity.type, texts={column: text}, terms=tuple(terms), words=tuple(places))
@@ -402,6 +426,7 @@ class Tags(Output[TokenPrediction]):
         predicted, labels = self.metric_inputs(predictions, rows)
         metrics = tagging_metrics(labels, predicted, raw=is_raw)
         if not is_raw:
+            # In the scheme of the model, because the conversion to IOB2 makes other tags of forbidden steps.
             invalid = [invalid_transitions(prediction.tags, self._label_scheme) for _, prediction in pairs]
             metrics["invalid_transitions"] = float(sum(invalid))
         if self.calibration != "temperature":
@@ -421,9 +446,12 @@ class Tags(Output[TokenPrediction]):
 
         It is the form of evaluate's seqeval (https://huggingface.co/spaces/evaluate-metric/seqeval).
         """
-        pairs = labelled(rows, predictions, "tags")
-        predicted = [compared_predictions(prediction.tags, self.labels) for _, prediction in pairs]
-        return predicted, [compared_tags(row["tags"], self.labels) for row, _ in pairs]
+        predicted: list[list[str]] = []
+        labels: list[list[str]] = []
+        for row, prediction in labelled(rows, predictions, "tags"):
+            predicted.append(compared_predictions(prediction.tags, self.labels))
+            labels.append(compared_tags(row["tags"], self.labels))
+        return predicted, labels
 
     @property
     def primary_metric(self) -> str:
@@ -447,39 +475,11 @@ class Tags(Output[TokenPrediction]):
         return tag_sections(predictions, rows, self.labels, self.curves)
 
     def truths(self, row: Row) -> Sequence[str]:
-        return () if row.get("tags") is None else row["tags"]
+        tags: Sequence[str] | None = row.get("tags")
+        return () if tags is None else tags
 
     def decisions(self, prediction: TokenPrediction) -> Sequence[str]:
         return prediction.tags
 
     def describe(self, decision: str) -> str:
         return f"{decision!r} for every word"
-
-
-def word_logits(compact: Sequence[Tensor], features: Sequence[Feature]) -> Tensor:
-    """Returns ``[W, L]`` the logits of the first token of each word."""
-    logits = torch.cat(list(compact))  # [R, L]
-    are_first = list(chain.from_iterable(word_starts(feature.get("word_ids")) for feature in features))
-    if all(are_first):
-        return logits
-    return logits.index_select(0, torch.tensor(are_first, dtype=torch.bool).nonzero().squeeze(1))
-
-
-def _labelled_logits(logits: Tensor, batch: PackedBatch) -> Tensor:
-    """Returns the logits of the tokens of windows that have labels."""
-    gathered = batch.layout.gather_counts
-    if sum(batch.label_counts) >= sum(gathered):
-        return logits
-    starts = accumulate(gathered, initial=0)
-    ranges = [range(start, start + count) for start, count in zip(starts, batch.label_counts, strict=False)]
-    places = list(chain.from_iterable(ranges))
-    return logits.index_select(0, packing.device_tensor(places, logits.device, torch.long))
-
-
-def _first_tokens(windows: Sequence[int], features: Sequence[Feature]) -> list[tuple[int, int]]:
-    """Returns the window of each word of a row, and the position of its first token among those that are read."""
-    places: list[tuple[int, int]] = []
-    for window in windows:
-        starts = word_starts(features[window].get("word_ids"))
-        places += [(window, token) for token, is_start in enumerate(starts) if is_start]
-    return places

@@ -27,12 +27,17 @@ from bert_tasks.outputs.vocabulary import NO_LABELS, SentenceObjective, row_valu
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_MOST = 700.0  # exp of more is infinite
+_MOST = 700.0  # exp of 710 overflows in float64
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextScorePrediction(Prediction):
-    """The score of a text (``settings.score``), and its number of tokens."""
+    """The score of a text (``settings.score``), and its number of tokens.
+
+    Attributes:
+        score: The score. None for the pseudo-perplexity of a text without tokens.
+        tokens: Number of tokens of its words, without special tokens.
+    """
 
     score: float | None
     tokens: int
@@ -42,7 +47,9 @@ class TextScorePrediction(Prediction):
 class TextScore(Output[TextScorePrediction]):
     """A score for each text, from the logits over the vocabulary of each of its tokens.
 
-    It is for predictions only. ``Vocabulary`` trains and evaluates the same head.
+    It ranks texts by how probable a masked language model finds them, for example the hypotheses of a speech
+    recogniser. Each token is masked once, so a text of n tokens costs n forward passes. It is for predictions only.
+    ``Vocabulary`` trains and evaluates the same head.
 
     Attributes:
         labels: None. Do not set them.
@@ -125,6 +132,7 @@ class TextScore(Output[TextScorePrediction]):
 
     def _score(self, log_probabilities: Sequence[float]) -> float | None:
         """Returns the score of a text from the log-probabilities of its tokens."""
+        # fsum rounds only once, so the sum does not depend on the order of the tokens.
         if self.score == "pll-word-l2r":
             return math.fsum(log_probabilities)
         if not log_probabilities:

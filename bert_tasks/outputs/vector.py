@@ -40,6 +40,8 @@ class EmbeddingPrediction(Prediction):
 class Vector(Output[EmbeddingPrediction]):
     """A vector for each text.
 
+    Such vectors serve semantic search, clustering and deduplication, with the models of sentence-transformers.
+
     Attributes:
         normalize: True if vectors have length 1.
 
@@ -73,7 +75,7 @@ class Vector(Output[EmbeddingPrediction]):
         if not rows:
             return []
         vectors = torch.stack(list(compact)).float()  # [S, H]
-        if self.normalize:
+        if self.normalize:  # the dot product of two vectors is then their cosine
             vectors = F.normalize(vectors, dim=-1)
         return [EmbeddingPrediction(embedding=vector) for vector in vectors.numpy()]
 
@@ -105,4 +107,5 @@ _NO_TRAINING = "embedding has no labels, so it can be neither trained nor evalua
 
 
 def _refuse_training() -> NoReturn:
+    """Raises UsageError, because nothing in a row says what its vector should be."""
     raise UsageError(_NO_TRAINING)

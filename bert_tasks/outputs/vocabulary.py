@@ -4,11 +4,9 @@ Shape legend: B windows, R masked tokens, V vocabulary, K candidates of a masked
 """
 
 import math
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache
+from dataclasses import dataclass
 from itertools import chain, islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -26,7 +24,12 @@ from bert_tasks.metrics.formulas import MetricFormula, masked_token_measure
 from bert_tasks.outputs.base import LossTerm, Output
 from bert_tasks.outputs.features import Feature
 from bert_tasks.outputs.logits import vocabulary_divergence, vocabulary_output
-from bert_tasks.outputs.prediction import NOT_WRITTEN, Prediction
+from bert_tasks.outputs.mask_prediction import MASK as MASK
+from bert_tasks.outputs.mask_prediction import Candidate as Candidate
+from bert_tasks.outputs.mask_prediction import MaskedToken as MaskedToken
+from bert_tasks.outputs.mask_prediction import MaskPrediction as MaskPrediction
+from bert_tasks.outputs.mask_prediction import with_texts
+from bert_tasks.outputs.prediction import Prediction
 from bert_tasks.outputs.sections import (
     MOST_EXAMPLES,
     Example,
@@ -43,7 +46,6 @@ if TYPE_CHECKING:
 
 SentenceObjective = Literal["none", "nsp", "sop"]
 
-MASK = re.compile(r"\[MASK\]|<mask>")  # the mask in a text, whatever the tokenizer's mask token is called
 NO_LABELS = "labels do not apply to masked language modeling. Remove them"
 MASKED_LM = "masked_lm"  # the term of the loss
 PAIR_TERMS: Mapping[SentenceObjective, str] = MappingProxyType({"nsp": "next_sentence", "sop": "sentence_order"})
@@ -51,73 +53,17 @@ PAIR = "pair"  # the name in ``Feature.fields``
 NO_PAIR = -1.0  # the label of a window that is no pair
 _CONTEXT = 8  # tokens on both sides of a masked token that a report shows
 _AROUND = 2 * _CONTEXT + 1  # C, the masked token and its context
-_NO_TOKEN = -1
-
-
-@dataclass(frozen=True, kw_only=True)
-class Candidate:
-    """A token for a masked token, with the fields of transformers' fill-mask pipeline.
-
-    Attributes:
-        score: Its probability.
-        token: Its id.
-        token_str: Its text.
-        sequence: The text of the row with the token instead of the mask. Empty in evaluation.
-    """
-
-    score: float
-    token: int
-    token_str: str
-    sequence: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class MaskedToken:
-    """The prediction for a token that evaluation masked.
-
-    Attributes:
-        candidates: The most probable tokens, best first.
-        label: The id of the token that was masked.
-        log_probability: The log-probability of the label.
-        context: Ids of the tokens before and after it, as the model saw them.
-        label_str, before, after: Texts of the label and, for the least probable token of a row only, of the context.
-    """
-
-    candidates: tuple[Candidate, ...]
-    label: int
-    log_probability: float = 0.0
-    context: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
-    label_str: str = ""
-    before: str = ""
-    after: str = ""
-
-    @property
-    def is_correct(self) -> bool:
-        return self.candidates[0].token == self.label
-
-
-@dataclass(frozen=True, kw_only=True)
-class MaskPrediction(Prediction):
-    """The prediction for one row.
-
-    Attributes:
-        masks: The most probable tokens for each mask of the text, best first.
-        row_text: The text of the row.
-        measured: The tokens that evaluation masked.
-        pairs: The label and the prediction of each window that evaluation made a pair.
-    """
-
-    masks: tuple[tuple[Candidate, ...], ...]
-    row_text: str = field(default="", metadata=NOT_WRITTEN)
-    measured: tuple[MaskedToken, ...] = field(default=(), metadata=NOT_WRITTEN)
-    pairs: tuple[tuple[int, int], ...] = field(default=(), metadata=NOT_WRITTEN)
+_NO_TOKEN = -1  # instead of the id of a label, and of a token beyond the ends of a window
 
 
 @dataclass(frozen=True, kw_only=True)
 class Vocabulary(Output[MaskPrediction]):
     """A token of the vocabulary for each masked token, by a softmax over the vocabulary.
 
-    With a sentence objective, the head also has two logits for the pair of sentences in a window.
+    It is the output of masked language modelling, with which encoders are pre-trained (Devlin et al., BERT,
+    https://arxiv.org/abs/1810.04805, section 3.1). Only the masked tokens go through the head, because the logits over
+    a vocabulary are by far the largest tensor of a step. With a sentence objective, the head also has two logits for
+    the pair of sentences in a window.
 
     Attributes:
         labels: None. Do not set them.
@@ -176,6 +122,7 @@ class Vocabulary(Output[MaskPrediction]):
         if self.sentence_objective == "none" or not isinstance(logits, PretrainingOutput):
             return (masked,)
         labels = batch.fields.get(PAIR, logits.pairs.new_full((len(logits.pairs),), NO_PAIR))
+        # Windows without a pair stay in the batch and are ignored, so that no number of pairs has to leave the device.
         total = F.cross_entropy(logits.pairs, labels.long(), ignore_index=int(NO_PAIR), reduction="sum")
         count = (labels != NO_PAIR).sum().to(total.dtype)
         return masked, LossTerm(name=PAIR_TERMS[self.sentence_objective], total=total, count=count)
@@ -210,18 +157,19 @@ class Vocabulary(Output[MaskPrediction]):
         table = torch.tensor(notes, dtype=torch.int64).view(len(whole), 1 + _AROUND).to(whole.hidden.device)
         labels = table[:, 0]
         rows = []
+        # Chunk by chunk, because all logits over the vocabulary together may not fit into the memory.
         for scores, ids in zip(whole.log_softmax(), torch.split(labels, whole.chunk_rows), strict=True):
             best = scores.topk(min(self.top_k, scores.shape[1]), dim=1)
-            of_label = scores.gather(1, ids.clamp(min=0).unsqueeze(1))
+            of_label = scores.gather(1, ids.clamp(min=0).unsqueeze(1))  # without a label, of token 0, and not read
             rows.append(torch.cat([of_label, best.indices.to(scores.dtype), best.values.exp()], dim=1))
         context = table.to(rows[0].dtype)
         windows = torch.split(torch.cat([context[:, :1], torch.cat(rows), context[:, 1:]], dim=1), sizes)
         if self.sentence_objective == "none":
             return windows
-        return [
-            torch.cat([_pair_row(each, feature, window), window])
-            for each, feature, window in zip(logits, features, windows, strict=True)
-        ]
+        with_pairs = []
+        for output, feature, window in zip(logits, features, windows, strict=True):
+            with_pairs.append(torch.cat([_pair_row(output, feature, window), window]))
+        return with_pairs
 
     def decode(
         self,
@@ -233,19 +181,25 @@ class Vocabulary(Output[MaskPrediction]):
         predictions = []
         for row, windows in zip(rows, row_values(compact, features, len(rows)), strict=True):
             pairs: list[tuple[int, int]] = []
-            of_tokens = windows
-            if self.sentence_objective != "none":
-                pairs = [(int(window[0][0]), int(window[0][1])) for window in windows if window[0][0] != NO_PAIR]
-                of_tokens = [window[1:] for window in windows]
-            tokens = [_masked_token(values) for values in chain.from_iterable(of_tokens)]
+            masks: list[tuple[Candidate, ...]] = []
+            measured: list[MaskedToken] = []
+            for window in windows:
+                rows_of_tokens = window
+                if self.sentence_objective != "none":
+                    pair, *rows_of_tokens = window
+                    if pair[0] != NO_PAIR:
+                        pairs.append((int(pair[0]), int(pair[1])))
+                for values in rows_of_tokens:
+                    token = _masked_token(values)
+                    if token.label == _NO_TOKEN:
+                        masks.append(token.candidates)
+                    else:
+                        measured.append(token)
             prediction = MaskPrediction(
-                masks=tuple(token.candidates for token in tokens if token.label == _NO_TOKEN),
-                row_text=row["text"],
-                measured=tuple(token for token in tokens if token.label != _NO_TOKEN),
-                pairs=tuple(pairs),
+                masks=tuple(masks), row_text=row["text"], measured=tuple(measured), pairs=tuple(pairs)
             )
             predictions.append(prediction)
-        return _with_texts(predictions, tokenizer)
+        return with_texts(predictions, tokenizer)
 
     # Metrics and report
 
@@ -270,14 +224,18 @@ class Vocabulary(Output[MaskPrediction]):
 
     def decisions(self, prediction: MaskPrediction) -> Sequence[int]:
         """Returns the best candidate for each mask."""
-        measured = tuple(mask.candidates for mask in prediction.measured)
-        return [candidates[0].token for candidates in prediction.masks + measured]
+        best = [candidates[0].token for candidates in prediction.masks]
+        best += [mask.candidates[0].token for mask in prediction.measured]
+        return best
 
     def degeneracy(self, predictions: Sequence[MaskPrediction], rows: Sequence[Row]) -> str | None:
         """Compares the tokens that evaluation masked, and the pairs that it made."""
-        masks = list(chain.from_iterable(prediction.measured for prediction in predictions))
-        labels = {mask.label for mask in masks}
-        best = {mask.candidates[0].token: mask.candidates[0].token_str for mask in masks}
+        labels = set[int]()
+        best: dict[int, str] = {}
+        for prediction in predictions:
+            for mask in prediction.measured:
+                labels.add(mask.label)
+                best[mask.candidates[0].token] = mask.candidates[0].token_str
         if len(labels) > 1 and len(best) == 1:
             return f"predicts {best.popitem()[1]!r} for every masked token"
         pairs = _pairs_of(predictions)
@@ -297,12 +255,17 @@ class Vocabulary(Output[MaskPrediction]):
     def report(
         self, predictions: Sequence[MaskPrediction], rows: Sequence[Row], texts: Sequence[str]
     ) -> ReportSections:
-        pairs = [(row, each) for row, each in zip(rows, predictions, strict=True) if each.measured]
+        pairs: list[tuple[Row, MaskPrediction]] = []
+        results: list[RowResult] = []
+        for row, prediction in zip(rows, predictions, strict=True):
+            if prediction.measured:
+                pairs.append((row, prediction))
+                results.append(_result(row, prediction.measured))
         return ReportSections(
-            measure=_measure([each for _, each in pairs]),
+            measure=_measure([prediction for _, prediction in pairs]),
             unit="texts",
             headline=("perplexity", "accuracy"),
-            results=tuple(_result(row, each.measured) for row, each in pairs),
+            results=tuple(results),
             examples=_examples(pairs),
         )
 
@@ -333,6 +296,7 @@ def _labelled_tokens(vocabulary: VocabularyOutput, batch: PackedBatch) -> Vocabu
 
 
 def _pair_label(feature: Feature) -> float:
+    """Returns the label of the pair of sentences in a window, or ``NO_PAIR``."""
     return feature.get("fields", {}).get(PAIR, (NO_PAIR,))[0]
 
 
@@ -355,74 +319,26 @@ def _notes(feature: Feature, count: int) -> list[list[int]]:
     if not labels or positions is None:
         return [[_NO_TOKEN] * (1 + _AROUND)] * count
     ends = [_NO_TOKEN] * _CONTEXT
-    padded = [*ends, *feature["input_ids"], *ends]
-    return [
-        [int(label), *padded[position : position + _AROUND]] for position, label in zip(positions, labels, strict=True)
-    ]
+    padded = [*ends, *feature["input_ids"], *ends]  # token i stands at i + _CONTEXT, so its context begins at i
+    notes: list[list[int]] = []
+    for position, label in zip(positions, labels, strict=True):
+        notes.append([int(label), *padded[position : position + _AROUND]])
+    return notes
 
 
 def _masked_token(values: Sequence[float]) -> MaskedToken:
     """Returns the token of a row of ``Vocabulary.compact``, without texts."""
-    best, window = values[2:-_AROUND], [int(value) for value in values[-_AROUND:]]
+    label, log_probability = int(values[0]), values[1]
+    best, window = values[2:-_AROUND], values[-_AROUND:]
     top_k = len(best) // 2
-    candidates = [
-        Candidate(score=score, token=int(token), token_str="", sequence="")
-        for token, score in zip(best[:top_k], best[top_k:], strict=True)
-    ]
-    before = tuple(token for token in window[:_CONTEXT] if token != _NO_TOKEN)
-    after = tuple(token for token in window[_CONTEXT + 1 :] if token != _NO_TOKEN)
+    candidates: list[Candidate] = []
+    for token, score in zip(best[:top_k], best[top_k:], strict=True):
+        candidates.append(Candidate(score=score, token=int(token), token_str="", sequence=""))
+    before = tuple(int(token) for token in window[:_CONTEXT] if token != _NO_TOKEN)
+    after = tuple(int(token) for token in window[_CONTEXT + 1 :] if token != _NO_TOKEN)
     return MaskedToken(
-        candidates=tuple(candidates), label=int(values[0]), log_probability=values[1], context=(before, after)
+        candidates=tuple(candidates), label=label, log_probability=log_probability, context=(before, after)
     )
-
-
-def _with_texts(predictions: Sequence[MaskPrediction], tokenizer: "PreTrainedTokenizerBase") -> list[MaskPrediction]:
-    """Returns predictions with texts of tokens and of a row's least probable token."""
-
-    @cache
-    def text_of(token: int) -> str:
-        return str(tokenizer.decode([token]))
-
-    def named(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
-        return tuple(replace(candidate, token_str=text_of(candidate.token)) for candidate in candidates)
-
-    results = []
-    for prediction in predictions:
-        masks = tuple(named(candidates) for candidates in prediction.masks)
-        if not prediction.measured:
-            masks = _with_sequences(prediction.row_text, masks, tokenizer)
-        hardest = min(prediction.measured, key=lambda mask: mask.log_probability, default=None)
-        measured = []
-        for mask in prediction.measured:
-            before, after = "", ""
-            if mask is hardest:
-                before, after = (str(tokenizer.decode(list(ids))) for ids in mask.context)
-            label = text_of(mask.label)
-            shown = replace(mask, candidates=named(mask.candidates), label_str=label, before=before, after=after)
-            measured.append(shown)
-        results.append(replace(prediction, masks=masks, measured=tuple(measured)))
-    return results
-
-
-def _with_sequences(
-    text: str, masks: Sequence[Sequence[Candidate]], tokenizer: "PreTrainedTokenizerBase"
-) -> tuple[tuple[Candidate, ...], ...]:
-    """Returns the candidates for the masks of a text, each with the text that it completes."""
-    completed = []
-    for match, candidates in zip(MASK.finditer(text), masks, strict=False):
-        sequences = [_filled(match, candidate, tokenizer) for candidate in candidates]
-        pairs = zip(candidates, sequences, strict=True)
-        completed.append(tuple(replace(candidate, sequence=sequence) for candidate, sequence in pairs))
-    return tuple(completed)
-
-
-def _filled(match: re.Match[str], candidate: Candidate, tokenizer: "PreTrainedTokenizerBase") -> str:
-    """Returns the text with the candidate. A piece within a word has no space."""
-    before, after = match.string[: match.start()], match.string[match.end() :]
-    piece = str(tokenizer.convert_ids_to_tokens(candidate.token))
-    if piece.startswith("##"):  # of WordPiece
-        return before.rstrip() + piece[2:] + after
-    return before + candidate.token_str.strip() + after
 
 
 # Metrics and report
@@ -435,12 +351,15 @@ def _pairs_of(predictions: Sequence[MaskPrediction]) -> list[tuple[int, int]]:
 
 def _measure(predictions: Sequence[MaskPrediction]) -> MetricFormula:
     """Returns perplexity and accuracy over the masked tokens of all rows."""
-    rows = [prediction.measured for prediction in predictions]
-    return masked_token_measure(
-        [len(masks) for masks in rows],
-        [-sum(mask.log_probability for mask in masks) for masks in rows],
-        [sum(mask.is_correct for mask in masks) for masks in rows],
-    )
+    counts: list[int] = []
+    losses: list[float] = []
+    correct: list[int] = []
+    for prediction in predictions:
+        masks = prediction.measured
+        counts.append(len(masks))
+        losses.append(-sum(mask.log_probability for mask in masks))
+        correct.append(sum(mask.is_correct for mask in masks))
+    return masked_token_measure(counts, losses, correct)
 
 
 def _result(row: Row, masks: Sequence[MaskedToken]) -> RowResult:
@@ -463,16 +382,19 @@ def _examples(pairs: Sequence[tuple[Row, MaskPrediction]]) -> Examples | None:
     if not shown:
         return None
     shown.sort(key=lambda pair: pair[1].log_probability)
+    items = [_example(row, mask) for row, mask in shown[:MOST_EXAMPLES]]
     return Examples(
         word="Masked tokens",
         title="Masked tokens that the model found least probable",
         lead="One of each text, as the model saw it, with the tokens that it found most probable.",
-        items=tuple(_example(row, mask) for row, mask in shown[:MOST_EXAMPLES]),
+        items=tuple(items),
     )
 
 
 def _example(row: Row, mask: MaskedToken) -> Example:
+    """Returns a masked token in its context, with the most probable tokens."""
     tone: Literal["good", "bad"] = "good" if mask.is_correct else "bad"
+    candidates = [(candidate.token_str, candidate.score) for candidate in mask.candidates]
     return Example(
         line=row.get("line"),
         excerpt=(
@@ -481,5 +403,5 @@ def _example(row: Row, mask: MaskedToken) -> Example:
             Segment(text=f" {mask.after}"),
         ),
         remarks=(Remark(name="masked token", value=mask.label_str, tone=tone),),
-        candidates=tuple((candidate.token_str, candidate.score) for candidate in mask.candidates),
+        candidates=tuple(candidates),
     )

@@ -23,6 +23,7 @@ _ALL: tuple[type[Task], ...] = (
     MaskedLanguageModeling,
     ReplacedTokens,
 )
+# The names of transformers' pipelines, and of tasks on the Hugging Face Hub.
 _ALIASES: Mapping[str, type[Task]] = {
     "text-classification": SequenceClassification,
     "sentiment-analysis": SequenceClassification,
@@ -40,7 +41,9 @@ def tasks_with_head(head: str | None) -> tuple[type[Task], ...]:
     Args:
         head: A ``HeadKind``. No task has another one.
     """
-    return tuple(task for task in _ALL if head is not None and task.outputs[0].head_kind == head)
+    if head is None:  # tasks without a head of transformers have None, too
+        return ()
+    return tuple(task for task in _ALL if task.outputs[0].head_kind == head)
 
 
 def task_names(task_class: type[Task]) -> tuple[str, ...]:
@@ -50,11 +53,10 @@ def task_names(task_class: type[Task]) -> tuple[str, ...]:
 
 def stored_name(task_class: type[Task]) -> str:
     """Returns a task's name in config.json, from ``TASKS`` or as ``module:Class``."""
-    return (
-        task_class.name
-        if TASKS.get(task_class.name) is task_class
-        else f"{task_class.__module__}:{task_class.__qualname__}"
-    )
+    # By identity, because a class of one's own may have the name of a task in the registry.
+    if TASKS.get(task_class.name) is task_class:
+        return task_class.name
+    return f"{task_class.__module__}:{task_class.__qualname__}"
 
 
 def named_task(name: str) -> type[Task]:
@@ -66,9 +68,17 @@ def named_task(name: str) -> type[Task]:
     if name in TASK_NAMES:
         return TASK_NAMES[name]
     close = get_close_matches(name.lower().replace("_", "-"), TASK_NAMES, n=1)
-    hint = f", did you mean {close[0]!r}?" if close else "."
-    names = [f"{task_name} (or {', '.join(more)})" if more else task_name for task_name, *more in map(task_names, _ALL)]
-    raise UsageError(f"unknown task {name!r}{hint} Known names are {', '.join(names)}")
+    hint = "."
+    if close:
+        hint = f", did you mean {close[0]!r}?"
+    known: list[str] = []
+    for task in _ALL:
+        own_name, *aliases = task_names(task)
+        if aliases:
+            known.append(f"{own_name} (or {', '.join(aliases)})")
+        else:
+            known.append(own_name)
+    raise UsageError(f"unknown task {name!r}{hint} Known names are {', '.join(known)}")
 
 
 __all__ = [

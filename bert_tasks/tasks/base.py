@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 MOST_CHARACTERS = 10_000_000  # of the repeated texts of a row or a request, see ``Task.check_rows``
+# The texts of ``example_rows``. They say little about each other, so that most tasks can predict something for them.
 TEXTS = (
     "The room was clean and the staff were kind.",
     "We waited an hour and the soup was cold.",
@@ -44,9 +45,12 @@ TEXTS = (
 class FeatureKeys:
     """Sources of random numbers for ``Task.prepare``, one for each feature.
 
-    They do not depend on batch, process and order of steps.
+    They do not depend on batch, process and order of steps, so a run on two processes, or a resumed run, masks the same
+    tokens as an uninterrupted run on one.
 
     Attributes:
+        seed: The seed of the run.
+        epoch: The epoch, from 0. Evaluation uses the same one each time.
         numbers: The number of each feature among all features of its split. In evaluation, a hash of its tokens.
         is_evaluation: True if the features are evaluated. They must look alike in every corpus, so count nothing over
             it.
@@ -63,7 +67,13 @@ class FeatureKeys:
     is_evaluation: bool = False
 
     def generator(self, i: int) -> np.random.Generator:
-        """Returns a generator seeded by seed, epoch and number of the ``i``-th feature."""
+        """Returns a generator seeded by seed, epoch and number of the ``i``-th feature.
+
+        Each call returns a new generator at its beginning, so call it once for each feature.
+
+        Args:
+            i: The position of the feature among the features that ``Task.prepare`` got, from 0.
+        """
         return np.random.default_rng((self.seed, self.epoch, self.numbers[i]))
 
 
@@ -127,7 +137,10 @@ class Task(TaskSettings[PredictionT], Generic[PredictionT]):
         return "row"
 
     def groups(self, rows: Rows) -> Sequence[Any]:
-        """Returns the group of each row. It is called if a sample is a group."""
+        """Returns the group of each row. It is called if a sample is a group.
+
+        Rows of the same group come into the same batch, wherever they are in the file.
+        """
         raise NotImplementedError
 
     def with_labels_of(self, splits: Splits, *, labels: Sequence[str] = (), unlabelled: bool = False) -> Self:
@@ -138,7 +151,9 @@ class Task(TaskSettings[PredictionT], Generic[PredictionT]):
             ValueError: The labels do not fit the settings.
         """
         names = check_splits(splits, columns=self.columns, labels=labels, unlabelled=unlabelled)
-        return self.with_settings(labels=names) if names else self
+        if not names:
+            return self
+        return self.with_settings(labels=names)
 
     def fit_rows(self, rows: Iterable[Row]) -> Self:
         """Returns the task with an output that is fitted to the training rows (``Output.fit_rows``)."""
@@ -242,7 +257,14 @@ class Task(TaskSettings[PredictionT], Generic[PredictionT]):
 
     @abstractmethod
     def head(self, config: EncoderConfig) -> Head:
-        """Returns a new head. Its constructor draws its weights from torch's global generator."""
+        """Returns a new head. Its constructor draws its weights from torch's global generator.
+
+        Args:
+            config: The configuration of the encoder, with its width (``hidden_size``).
+
+        Raises:
+            UsageError: The settings of the task do not say how many logits the head has, or the model cannot have it.
+        """
 
     @property
     def head_kind(self) -> HeadKind | None:
@@ -262,7 +284,9 @@ class Task(TaskSettings[PredictionT], Generic[PredictionT]):
             hf_config: The config.
             labels: The labels of its id2label. Empty if it has none.
         """
-        return {"labels": labels} if cls.outputs[0].has_labels else {}
+        if not cls.outputs[0].has_labels:
+            return {}
+        return {"labels": labels}
 
     @classmethod
     def limited(cls, usable_length: int) -> dict[str, int]:
@@ -314,4 +338,5 @@ class Task(TaskSettings[PredictionT], Generic[PredictionT]):
 
 def is_dynamic(task: Task[Any]) -> bool:
     """Returns True if ``prepare`` is overridden, so that steps may see other tokens."""
+    # Functions of classes are compared, because bound methods of two objects always differ.
     return type(task).prepare is not Task.prepare

@@ -1,10 +1,14 @@
-"""Windows of texts without labels and settings of masking, for corpus tasks."""
+"""Windows of texts without labels and settings of masking, for corpus tasks.
+
+Owns which special tokens in a text are read, which is the mask alone. windows/corpus.py cuts documents into windows,
+and masking.py masks their tokens.
+"""
 
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from tokenizers import Encoding, Tokenizer
 
@@ -41,14 +45,17 @@ class CorpusTask(Task[PredictionT]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _ = self.rule
+        _ = self.rule  # its constructor checks the settings
 
     @property
     def rule(self) -> MaskingRule:
         """The settings of masking."""
         own = {field.name for field in fields(self)}
-        names = [field.name for field in fields(MaskingRule) if field.name in own]
-        return MaskingRule(**{name: getattr(self, name) for name in names})
+        settings: dict[str, Any] = {}
+        for field in fields(MaskingRule):
+            if field.name in own:  # not every corpus task has every setting of masking
+                settings[field.name] = getattr(self, field.name)
+        return MaskingRule(**settings)
 
     @property
     def columns(self) -> tuple[Column, ...]:
@@ -69,9 +76,11 @@ class CorpusTask(Task[PredictionT]):
         """
         rules, mask_id = self.window_rules(tokenizer), mask_token_id(tokenizer, self.name)
         documents = tokenized_texts([row["text"] for row in rows], tokenizer)
-        return [window_feature(window, rules, mask_id) for window in self.windows(documents, rules.room, tokenizer)]
+        windows = self.windows(documents, rules.room, tokenizer)
+        return [window_feature(window, rules, mask_id) for window in windows]
 
     def window_rules(self, tokenizer: "PreTrainedTokenizerBase") -> WindowRules:
+        """Returns the special tokens around windows, which do not overlap, so that no token is learned twice."""
         return WindowRules.of(tokenizer, max_length=self.max_length, overlap=0)
 
     def windows(
@@ -90,14 +99,24 @@ def mask_token_id(tokenizer: "PreTrainedTokenizerBase", task: str) -> int:
 
 def tokenized_texts(texts: Sequence[str], tokenizer: "PreTrainedTokenizerBase") -> list[DocumentTokens]:
     """Returns the tokens of each text. Only masks are special tokens, all others are plain characters."""
-    inputs = [MASK.sub(str(tokenizer.mask_token), text) for text in texts]
-    masked = [number for number, text in enumerate(texts) if MASK.search(text) is not None]
-    plain = sorted({*range(len(texts))}.difference(masked))
-    encodings = dict(zip(plain, _encodings([inputs[number] for number in plain], tokenizer), strict=True))
-    encodings.update(zip(masked, _masked_encodings([inputs[number] for number in masked], tokenizer), strict=True))
+    plain: list[str] = []
+    masked: list[str] = []
+    for text in texts:
+        if MASK.search(text) is None:
+            plain.append(text)
+        else:
+            masked.append(MASK.sub(str(tokenizer.mask_token), text))
+    # Two calls of the tokenizer, because a call reads either all special tokens in its texts or none.
+    plain_encodings = iter(_encodings(plain, tokenizer))
+    masked_encodings = iter(_masked_encodings(masked, tokenizer))
+    masked_texts = iter(masked)
     documents = []
-    for number, text in enumerate(inputs):
-        encoding = encodings[number]
+    for text in texts:
+        if MASK.search(text) is None:
+            encoding = next(plain_encodings)
+        else:
+            encoding = next(masked_encodings)
+            text = next(masked_texts)
         words = word_numbers(text, encoding.word_ids, encoding.offsets)
         documents.append(DocumentTokens(ids=encoding.ids, words=words))
     return documents
@@ -106,6 +125,7 @@ def tokenized_texts(texts: Sequence[str], tokenizer: "PreTrainedTokenizerBase") 
 def _encodings(
     texts: Sequence[str], tokenizer: "PreTrainedTokenizerBase", *, split_special_tokens: bool = True
 ) -> list[Encoding]:
+    """Returns the tokens of texts, in which special tokens are split into plain characters, unless they are read."""
     if not texts:
         return []
     encoding = tokenizer(
@@ -123,8 +143,11 @@ def _masked_encodings(texts: Sequence[str], tokenizer: "PreTrainedTokenizerBase"
     """Returns the encodings of texts in which the mask, and no other token, is special."""
     encodings = _encodings(texts, tokenizer, split_special_tokens=False)
     mask_id, backend = tokenizer.mask_token_id, tokenizer.backend_tokenizer
-    added = backend.get_added_tokens_decoder()
-    others = {number for number, token in added.items() if token.special and number != mask_id}
+    others = set[int]()
+    for number, token in backend.get_added_tokens_decoder().items():
+        if token.special and number != mask_id:
+            others.add(number)
+    # The texts that have read another special token, too, which hardly any text has.
     mixed = [index for index, encoding in enumerate(encodings) if not others.isdisjoint(encoding.ids)]
     if not mixed:
         return encodings
@@ -159,12 +182,15 @@ def _mask_reader(backend: str, mask_id: int) -> Tokenizer:
 def window_feature(window: Window, rules: WindowRules, mask_id: int) -> Feature:
     """Returns a window with its special tokens. Its masks are read, but are no words."""
     ids = [*rules.prefix, *window.ids, *rules.suffix]
-    words = [*[NO_WORD] * len(rules.prefix), *window.words, *[NO_WORD] * len(rules.suffix)]
+    word_ids = [*[NO_WORD] * len(rules.prefix), *window.words, *[NO_WORD] * len(rules.suffix)]
+    masks = [position for position, token in enumerate(ids) if token == mask_id]
+    for position in masks:
+        word_ids[position] = NO_WORD
     return Feature(
         row=window.document,
         input_ids=ids,
         token_type_ids=[0] * len(ids),
-        gather_positions=[position for position, token in enumerate(ids) if token == mask_id],
-        word_ids=[NO_WORD if token == mask_id else word for token, word in zip(ids, words, strict=True)],
+        gather_positions=masks,
+        word_ids=word_ids,
         lost_tokens=0,
     )

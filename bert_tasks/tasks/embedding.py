@@ -26,7 +26,7 @@ EmbeddingPooling = Literal["mean", "cls", "max"]
 
 @dataclass(frozen=True, kw_only=True)
 class Embedding(Task[EmbeddingPrediction]):
-    """Embedding of texts.
+    """Embedding of texts, as models of sentence-transformers compute it.
 
     Attributes:
         pooling: The mean over the tokens of a text, special tokens included, the first token, or the largest values.
@@ -47,7 +47,7 @@ class Embedding(Task[EmbeddingPrediction]):
     def features(self, rows: Sequence[Row], tokenizer: "PreTrainedTokenizerBase") -> list[Feature]:
         """Returns one window for each row. Special tokens in a text stay characters."""
         texts = [self.prompt + row["text"] for row in rows]
-        if self.lowercase:
+        if self.lowercase:  # sentence-transformers' do_lower_case, whatever the tokenizer does
             texts = [text.lower() for text in texts]
         encoded = truncated_texts([texts], tokenizer, max_length=self.max_length)
         return [text.feature() for text in encoded]

@@ -22,9 +22,9 @@ def example_rows_of(tasks: Mapping[str, Task], columns: Mapping[str, Mapping[str
         row: dict[str, Any] = {}
         for name, task in tasks.items():
             example, texts = task.example_rows[number], text_columns(task.columns)
-            if len(texts) == 1:
+            if len(texts) == 1:  # so that the tasks of a model can share the column
                 example = {texts[0]: text}
             for column, value in example.items():
-                row[columns[name].get(column, column)] = value
+                row[columns[name].get(column, column)] = value  # under the name that the rows of the model have
         rows.append(row)
     return rows

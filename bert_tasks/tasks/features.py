@@ -1,7 +1,6 @@
 """Packed batches of rows, with checked features of a task."""
 
 from collections.abc import Sequence
-from itertools import groupby
 from typing import TYPE_CHECKING
 
 from bert_tasks.data.columns import Row
@@ -9,7 +8,7 @@ from bert_tasks.encoder import packing
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import UsageError
-from bert_tasks.outputs.features import Feature
+from bert_tasks.outputs.features import Feature, windows_by_row
 from bert_tasks.tasks.base import Task
 
 if TYPE_CHECKING:
@@ -26,19 +25,31 @@ def checked_features(
             loaded, but a task that is not built in, or a tokenizer that was set later, may return any id.
     """
     features = task.features(rows, tokenizer)
-    tables = {
-        "input_ids": ([feature["input_ids"] for feature in features], config.vocab_size),
-        "token_type_ids": ([feature["token_type_ids"] for feature in features], config.type_vocab_size),
-    }
-    for name, (values, size) in tables.items():
-        extremes = {extreme for ids in values if ids for extreme in (min(ids), max(ids))}
-        outside = sorted(number for number in extremes if not 0 <= number < size)
-        if size and outside:  # a model without segments ignores their ids
-            raise UsageError(
-                f"{type(task).__name__}: the {name} of a feature hold {outside[0]}, but the model has embeddings for 0 "
-                f"to {size - 1} only. Correct the task's features, or use the tokenizer that belongs to the model"
-            )
+    tokens = [feature["input_ids"] for feature in features]
+    _check_ids(task, "input_ids", tokens, config.vocab_size)
+    if config.type_vocab_size:  # a model without segments ignores their ids
+        segments = [feature["token_type_ids"] for feature in features]
+        _check_ids(task, "token_type_ids", segments, config.type_vocab_size)
     return features
+
+
+def _check_ids(task: Task, name: str, ids_of_features: Sequence[Sequence[int]], size: int) -> None:
+    """Raises UsageError if an id has no row in an embedding table of this size.
+
+    Without the check, torch ends in an IndexError on a CPU, and on a GPU with an assertion that ends the process.
+    """
+    outside = set[int]()
+    for ids in ids_of_features:
+        if not ids:
+            continue
+        for extreme in (min(ids), max(ids)):
+            if not 0 <= extreme < size:
+                outside.add(extreme)
+    if outside:
+        raise UsageError(
+            f"{type(task).__name__}: the {name} of a feature hold {min(outside)}, but the model has embeddings for 0 "
+            f"to {size - 1} only. Correct the task's features, or use the tokenizer that belongs to the model"
+        )
 
 
 def collate(features: Sequence[Feature], *, position_offset: int, pad_groups: bool = True) -> PackedBatch:
@@ -47,14 +58,30 @@ def collate(features: Sequence[Feature], *, position_offset: int, pad_groups: bo
     Neighbours with the same ``row`` are the windows of one row. A feature that lacks one of the others' ``fields`` adds
     nothing to it.
     """
-    names = sorted({name for feature in features for name in feature.get("fields", ())})
+    tokens: list[Sequence[int]] = []
+    segments: list[Sequence[int]] = []
+    labels: list[Sequence[float]] = []
+    gather_positions: list[Sequence[int] | None] = []
+    field_names = set[str]()
+    for feature in features:
+        tokens.append(feature["input_ids"])
+        segments.append(feature["token_type_ids"])
+        labels_of_feature: Sequence[float] | None = feature.get("labels")
+        if labels_of_feature is None:  # absent, or None from Arrow
+            labels_of_feature = ()
+        labels.append(labels_of_feature)
+        gather_positions.append(feature.get("gather_positions"))
+        field_names.update(feature.get("fields", ()))
+    fields: dict[str, list[Sequence[float]]] = {}
+    for name in sorted(field_names):
+        fields[name] = [feature.get("fields", {}).get(name, ()) for feature in features]
     return packing.pack(
-        [feature["input_ids"] for feature in features],
-        [feature["token_type_ids"] for feature in features],
+        tokens,
+        segments,
         position_offset=position_offset,
-        windows=[len(list(windows)) for _, windows in groupby(features, key=lambda feature: feature["row"])],
-        labels=[() if labels is None else labels for labels in (feature.get("labels") for feature in features)],
-        gather_positions=[feature.get("gather_positions") for feature in features],
-        fields={name: [feature.get("fields", {}).get(name, ()) for feature in features] for name in names},
+        windows=[len(windows) for windows in windows_by_row(features)],
+        labels=labels,
+        gather_positions=gather_positions,
+        fields=fields,
         pad_groups=pad_groups,
     )

@@ -39,13 +39,17 @@ from bert_tasks.tasks.windows.frame import Frame
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_SHORTEST_PAIR = 8
-_LANGUAGE = re.compile(r"[a-z]{2,3}([-_][A-Za-z]+)*|")
+_SHORTEST_PAIR = 8  # tokens of a window for a pair of sentences, which has up to four special tokens
+_LANGUAGE = re.compile(r"[a-z]{2,3}([-_][A-Za-z]+)*|")  # a code such as pt-br, or nothing
 
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedLanguageModeling(CorpusTask[Any]):
     """Documents whose tokens are masked and predicted.
+
+    It serves three purposes: continued pre-training of an encoder on your own texts (before fine-tuning for another
+    task), filling masks in texts, and scoring texts (``score``). Rows need no labels. The masks are drawn as in
+    transformers' ``DataCollatorForLanguageModeling``, and ``MaskingRule`` explains their settings.
 
     Attributes:
         mask_smoothing: Mask rare tokens more often in training. A token that occurs ``count`` times has the weight
@@ -99,13 +103,14 @@ class MaskedLanguageModeling(CorpusTask[Any]):
         known = cls.settings_by_name()["score"]
         score, choices = settings.get("score", known.default), get_args(known.hint)
         if not isinstance(score, str) or score not in choices:
-            raise ValueError(f"score is {score!r}, expected one of {', '.join(map(repr, choices))}")
+            expected = ", ".join(repr(choice) for choice in choices)
+            raise ValueError(f"score is {score!r}, expected one of {expected}")
         return Vocabulary if score == "none" else TextScore
 
     @classmethod
     def choice_of(cls, output: type[Output[Any]]) -> str:
-        choices = get_args(output.own_settings()["score"].hint)
-        return f"score = {' or '.join(map(repr, choices))}"
+        choices = [repr(choice) for choice in get_args(output.own_settings()["score"].hint)]
+        return f"score = {' or '.join(choices)}"
 
     # Rows
 
@@ -117,7 +122,7 @@ class MaskedLanguageModeling(CorpusTask[Any]):
 
     def check_split(self, rows: Rows, source: str) -> None:
         if self.sentence_language:
-            split_sentences((), self.sentence_language)
+            split_sentences((), self.sentence_language)  # raises an error now if the library is not installed
         if self.output.sentence_objective == "nsp" and len(rows) < 2:
             raise DataError(
                 f"{source}: next sentence prediction needs at least two documents, because a sentence that does not "
@@ -141,6 +146,7 @@ class MaskedLanguageModeling(CorpusTask[Any]):
         rules, mask_id = self.window_rules(tokenizer), mask_token_id(tokenizer, self.name)
         room = Frame.of(tokenizer, texts=2).room(self.max_length)
         sentences = [_sentences(row, self.sentence_language) for row in rows]
+        # All sentences in one call of the tokenizer.
         tokens = iter(tokenized_texts(list(chain.from_iterable(sentences)), tokenizer))
         features: list[Feature] = []
         for number, of_row in enumerate(sentences):
@@ -157,6 +163,7 @@ class MaskedLanguageModeling(CorpusTask[Any]):
         if self.fill == "document" or isinstance(self.output, TextScore):
             yield from cut_documents(documents, room=room)
             return
+        # A text with a mask keeps windows of its own, because its prediction must not depend on other rows.
         first = 0
         for has_mask, group in groupby(documents, key=lambda document: tokenizer.mask_token_id in document.ids):
             neighbours = list(group)
@@ -209,15 +216,18 @@ class MaskedLanguageModeling(CorpusTask[Any]):
             return heads.VocabularyHead(config)
         objectives = config.head.pair_objectives
         if objectives and objective not in objectives:
+            suitable = " or ".join(repr(other) for other in objectives)
             raise UsageError(
                 f'{self.name}: sentence_objective = "{objective}" does not suit the head of this family. '
-                f"Set it to {' or '.join(map(repr, objectives))}, or to 'none'"
+                f"Set it to {suitable}, or to 'none'"
             )
         return heads.PretrainingHead(config)
 
     @property
     def head_kind(self) -> HeadKind | None:
-        return self.output.head_kind if self.output.sentence_objective == "none" else "pretraining"
+        if self.output.sentence_objective == "none":
+            return self.output.head_kind
+        return "pretraining"
 
     # For init
 
@@ -288,4 +298,6 @@ def _sentences(row: Row, language: str) -> Sequence[str]:
     sentences: Sequence[str] | None = row.get("sentences")
     if sentences is None or MASK.search(row["text"]):
         sentences = row["text"].splitlines()
-    return split_sentences(sentences, language) if language else sentences
+    if not language:
+        return sentences
+    return split_sentences(sentences, language)

@@ -22,8 +22,6 @@ from bert_tasks.tasks.base import FeatureKeys
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_BATCH = 1000
-
 # Scripts that set no spaces between words: Thai, Lao, Tibetan, Burmese, Khmer, Chinese and Japanese.
 _WITHOUT_SPACES = re.compile(
     "[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff"
@@ -37,6 +35,10 @@ Numbers = NDArray[np.int64]
 @dataclass(frozen=True, kw_only=True)
 class MaskingRule:
     """How tokens are masked, with the names of transformers' collator.
+
+    Of the predicted tokens most are replaced by the mask token, some by random tokens, and the rest is not changed,
+    because a model that is fine-tuned later never sees the mask token (Devlin et al.,
+    https://arxiv.org/abs/1810.04805, section 3.1). The default is BERT's: 80, 10 and 10 of 100.
 
     Attributes:
         mlm_probability: Share of the candidates that is predicted.
@@ -63,6 +65,7 @@ class MaskingRule:
         for name in ("mask_replace_prob", "random_replace_prob"):
             value = getattr(self, name)
             require(0 <= value <= 1, f"{name} is {value}, expected a share from 0 to 1")
+        # The tolerance is for the rounding of the sum.
         require(
             self.mask_replace_prob + self.random_replace_prob <= 1 + 1e-9,
             "mask_replace_prob and random_replace_prob are shares of predicted tokens, expected a sum of at most 1",
@@ -107,11 +110,13 @@ def token_weights(corpus: Sequence[Mapping[str, Any]], vocab_size: int, smoothin
     """Returns ``[V]`` weights ``max(count, 1) ** -smoothing`` of ids in the features."""
     counts = np.zeros(vocab_size, dtype=np.int64)
     if isinstance(corpus, ArrowRows):  # memory-mapped, so no lists are made
-        parts = (rows.column(0).combine_chunks().flatten().to_numpy() for rows in corpus.tables(["input_ids"]))
+        for rows in corpus.tables(["input_ids"]):
+            ids = rows.column(0).combine_chunks().flatten().to_numpy()
+            counts += np.bincount(ids, minlength=vocab_size)
     else:
-        parts = (np.asarray(feature["input_ids"], dtype=np.int64) for feature in corpus)
-    for ids in parts:
-        counts += np.bincount(ids, minlength=vocab_size)
+        for feature in corpus:
+            ids = np.asarray(feature["input_ids"], dtype=np.int64)
+            counts += np.bincount(ids, minlength=vocab_size)
     return np.maximum(counts, 1).astype(np.float64) ** -smoothing
 
 
@@ -134,7 +139,10 @@ def word_numbers(text: str, word_ids: Sequence[int | None], offsets: Sequence[tu
         Numbers that rise by 1 with each word, ``NO_WORD`` for tokens that the post-processor added.
     """
     numbers: list[int] = []
-    number, word, end, has_letters, was_unspaced = -1, None, 0, False, False  # the last token and its word
+    # The last token: the number of its word, its pre-tokenizer's word, its end, whether its word has shown more than a
+    # sign of a space, and whether its script has no spaces.
+    number, word, end, has_letters, was_unspaced = -1, None, 0, False, False
+    # Asked once for the text, because most texts have no such script, and the search in each token takes time.
     has_unspaced = _WITHOUT_SPACES.search(text) is not None
     for token_word, (first, after) in zip(word_ids, offsets, strict=True):
         if token_word is None:
@@ -171,6 +179,7 @@ def mask_features(
     """
     ids = MaskingIds.of(tokenizer)
     if rule.mask_smoothing and not keys.is_evaluation:
+        # The weights of a corpus are kept between steps, if it can be the key of a cache. A list cannot.
         weights_of = _kept_weights if isinstance(corpus, Hashable) else token_weights
         ids = replace(ids, weights=weights_of(corpus, ids.vocab_size, rule.mask_smoothing))
     if static:
@@ -178,7 +187,9 @@ def mask_features(
     masked = []
     for i, feature in enumerate(features):
         generator = keys.generator(i)
-        window = feature if make_pair is None else make_pair(feature, generator)
+        window = feature
+        if make_pair is not None:
+            window = make_pair(feature, generator)
         masked.append(mask_feature(window, generator, rule, ids))
     return masked
 
@@ -196,7 +207,9 @@ def mask_feature(feature: Feature, generator: np.random.Generator, rule: Masking
         raise ValueError("the feature has no word_ids, which say what may be masked")
     positions = masked_positions(words, generator, rule, weights)
     labels = tokens[positions]
-    draws, randoms = generator.random(len(labels)), generator.integers(len(ids.random_ids), size=len(labels))
+    # Random tokens are drawn for all positions, so that the number of draws does not depend on their values.
+    draws = generator.random(len(labels))
+    randoms = generator.integers(len(ids.random_ids), size=len(labels))
     replaced = np.where(draws < rule.mask_replace_prob + rule.random_replace_prob, ids.random_ids[randoms], labels)
     tokens[positions] = np.where(draws < rule.mask_replace_prob, ids.mask_id, replaced)
     return {
@@ -230,6 +243,7 @@ def masked_positions(
     size = len(candidates)
     if size == 0:
         return candidates
+    # Rounded up or down at random. Always rounding down would mask far less than 15 % of short texts.
     count = min(size, max(1, int(rule.mlm_probability * size + generator.random())))
     if rule.whole_word_mask:
         starts = word_starts(candidates, words[candidates])
@@ -239,7 +253,8 @@ def masked_positions(
         selected = np.sort(generator.choice(size, count, replace=False, shuffle=False))
     else:
         # The first events of Poisson processes with these rates: sampling without replacement, one after another.
-        selected = np.sort(np.argpartition(generator.exponential(size=size) / weights[candidates], count - 1)[:count])
+        times = generator.exponential(size=size) / weights[candidates]
+        selected = np.sort(np.argpartition(times, count - 1)[:count])
     return candidates[selected]
 
 

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 class MultipleChoice(Task[ChoicePrediction]):
     """Contexts with choices, one of them right.
 
+    The encoder reads each choice together with the context and the question, so a row with four choices costs four
+    windows. Different rows may have different numbers of choices.
+
     Attributes:
         max_length: Maximum length in tokens of context, question, one choice and special tokens together.
 
@@ -90,8 +93,9 @@ class MultipleChoice(Task[ChoicePrediction]):
     def check_rows(self, rows: Sequence[Row]) -> None:
         repeated = 0
         for row in rows:
-            question = "" if row.get("question") is None else row["question"]
-            repeated += (len(row["choices"]) - 1) * len(question)
+            question = row.get("question")
+            if question is not None:
+                repeated += (len(row["choices"]) - 1) * len(question)
         if repeated > MOST_CHARACTERS:
             raise DataError(
                 f"each choice is read behind the question, which repeats {repeated:,} characters, and at most "
@@ -112,7 +116,7 @@ class MultipleChoice(Task[ChoicePrediction]):
             labels = self.output.encode(row)
             for _ in row["choices"]:
                 features.append(next(encoded).feature(row=number, labels=labels))
-                labels = None
+                labels = None  # the row has its label once, in its first window
         return features
 
     def token_spans(self, rows: Sequence[Row], tokenizer: "PreTrainedTokenizerBase") -> list[list[TokenSpan | None]]:
@@ -143,12 +147,16 @@ class MultipleChoice(Task[ChoicePrediction]):
     def implied_settings(cls, profiles: Mapping[str, ColumnProfile], kind: str) -> dict[str, Any]:
         """Returns ``label_base`` if the numbers of the right choices begin at 1."""
         label = profiles["label"]
-        return {"label_base": 1} if label.is_number and label.low == 1 else {}
+        if label.is_number and label.low == 1:
+            return {"label_base": 1}
+        return {}
 
 
 def _ending(question: str | None, choice: str) -> str:
     """Returns the second text of the pair."""
-    return choice if question is None or question == "" else f"{question} {choice}"
+    if question is None or question == "":
+        return choice
+    return f"{question} {choice}"
 
 
 def _pairs(rows: Sequence[Row]) -> tuple[list[str], list[str]]:
@@ -163,7 +171,7 @@ def _pairs(rows: Sequence[Row]) -> tuple[list[str], list[str]]:
 
 def _choice_spans(question: str | None, characters: Sequence[tuple[int, int, int] | None]) -> list[TokenSpan | None]:
     """Returns the spans of a sequence, whose second text is the question, a space and the choice."""
-    first = 0 if question is None or question == "" else len(question) + 1  # where the choice begins
+    first = len(_ending(question, ""))  # where the choice begins
     spans: list[TokenSpan | None] = []
     for token in characters:
         if token is None:
@@ -173,6 +181,7 @@ def _choice_spans(question: str | None, characters: Sequence[tuple[int, int, int
         if side == 0:
             spans.append(TokenSpan("context", start, end))
         elif end > first or (start == end == first):
+            # Of a token that joins the end of the question and the choice, the part in the choice counts.
             spans.append(TokenSpan("choices", max(start, first) - first, end - first))
         else:
             spans.append(TokenSpan("question", start, end))

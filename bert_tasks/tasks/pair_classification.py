@@ -37,6 +37,10 @@ _SECOND = (
 class PairClassification(TextClassification):
     """Pairs of texts with a label, labels or a number.
 
+    It suits natural language inference, paraphrases, semantic similarity and reranking. The model reads both texts
+    together (a cross-encoder), which is usually more accurate than comparing two embeddings, but costs a forward pass
+    for each pair.
+
     With a column ``group`` (a query, a question) the rows of each group are ranked, by the probability of the second of
     two labels, or by the number of ``problem_type = "regression"``. Then ``map``, ``mrr`` and ``ndcg@10`` are reported.
     With a ``ranking_loss`` a sample is a group.
@@ -69,7 +73,9 @@ class PairClassification(TextClassification):
     @property
     def _ranking_loss(self) -> RankingLoss:
         """The loss that compares the rows of a group. ``none`` also if the output is no ranking."""
-        return self.output.ranking_loss if isinstance(self.output, Ranking) else "none"
+        if not isinstance(self.output, Ranking):
+            return "none"
+        return self.output.ranking_loss
 
     @property
     def sample(self) -> Literal["row", "window", "group"]:
@@ -92,11 +98,12 @@ class PairClassification(TextClassification):
         grades_by_group: dict[Any, list[float]] = defaultdict(list)
         for row in rows:
             grade, group = row.get("label"), row[GROUP]
-            line = f"{start}: line {row['line']}"
+            line = f"{start}: line {row['line']}"  # of the file, for messages
             require(group not in (None, ""), f"{line} has no {GROUP}", DataError)
             if grade is not None:
                 require(grade >= 0, f"{line} has the grade {grade:g}, expected a number from 0", DataError)
                 grades_by_group[group].append(grade)
+        # A group whose rows all have the same grade has no pair of rows to compare, so it counts nothing in the loss.
         can_compare = any(ranking_count(name, grades) for grades in grades_by_group.values())
         if grades_by_group and not can_compare:
             raise DataError(f"{start} compares rows of one {GROUP}, and no {GROUP} has rows with different grades")

@@ -25,7 +25,9 @@ def can_rank(task: Task[Any]) -> bool:
 def _ranking_output(task: Task[Any]) -> RankedClasses | Ranking | None:
     """Returns the output of a task by whose predictions documents can be ranked, or None."""
     output = task.output
-    return output if isinstance(output, RankedClasses | Ranking) and output.can_rank else None
+    if not isinstance(output, RankedClasses | Ranking) or not output.can_rank:
+        return None
+    return output
 
 
 def ranking_task(task: Task[Any], documents: Sequence[str], top_k: int | None) -> Task[Any]:
@@ -34,7 +36,7 @@ def ranking_task(task: Task[Any], documents: Sequence[str], top_k: int | None) -
     Raises:
         UsageError: It cannot, ``documents`` is a text, or ``top_k`` is below 1.
     """
-    reject = partial(require, error=UsageError)
+    reject = partial(require, error=UsageError)  # what the caller gave is wrong, not the settings of a task
     reject(can_rank(task), _NO_RANKING)
     reject(not isinstance(documents, str), "documents is one text, expected a list of texts")
     reject(top_k is None or top_k >= 1, f"top_k is {top_k}, expected at least 1")
@@ -58,16 +60,24 @@ def rank_documents(task: Task[Any], predictions: Sequence[Any], hf_config: Mappi
     output = _ranking_output(task)
     if output is None:
         raise UsageError(_NO_RANKING)
-    stored = hf_config.get("sentence_transformers")
-    stored = stored.get("activation_fn") if isinstance(stored, Mapping) else None
-    function = hf_config.get("sbert_ce_default_activation_function") if stored is None else stored
-    name = "Sigmoid" if function is None else str(function).rpartition(".")[2]
+    name, function = "Sigmoid", _stored_activation(hf_config)
+    if function is not None:
+        name = str(function).rpartition(".")[2]  # of a path such as torch.nn.modules.linear.Identity
     if name not in ("Sigmoid", "Identity"):
         raise UsageError(f"config.json: activation function {function!r} is not supported. Remove it, or call predict")
     relevance = [output.relevance(prediction) for prediction in predictions]
     scores = torch.tensor(relevance)
-    is_probability = bool(output.labels)
+    is_probability = bool(output.labels)  # of the second of two classes, which needs no sigmoid
     if not is_probability and name == "Sigmoid":
         scores = scores.sigmoid()
-    order = sorted(range(len(relevance)), key=lambda number: -relevance[number])  # the sigmoid of large numbers is 1
+    # By the numbers before the sigmoid, which is 1 for all large numbers.
+    order = sorted(range(len(relevance)), key=lambda number: -relevance[number])
     return [{"corpus_id": number, "score": scores[number].item()} for number in order]
+
+
+def _stored_activation(hf_config: Mapping[str, Any]) -> Any:
+    """Returns the function that a newer or an older sentence-transformers has stored, or None."""
+    stored = hf_config.get("sentence_transformers")
+    if isinstance(stored, Mapping) and stored.get("activation_fn") is not None:
+        return stored["activation_fn"]
+    return hf_config.get("sbert_ce_default_activation_function")

@@ -25,9 +25,14 @@ if TYPE_CHECKING:
 class SequenceClassification(TextClassification):
     """Texts with one label, several labels or a number.
 
+    It suits topics, intents, sentiments and ratings. ``problem_type`` chooses between a single label, several labels
+    and a number (see ``Classes``, ``LabelSet`` and ``Number``). The time for a text grows with its length up to
+    ``max_length``, and with windows up to its whole length.
+
     Attributes:
-        long_texts: ``truncate`` cuts at ``max_length``, and ``windows`` reads everything.
-        doc_stride: the OVERLAP of two neighbouring windows in tokens, as in transformers.
+        long_texts: ``truncate`` cuts at ``max_length``, and ``windows`` reads everything, as the mean of the logits of
+            several windows.
+        doc_stride: The OVERLAP of two neighbouring windows in tokens, as in transformers.
 
     Example:
         >>> model = TaskModel.from_pretrained(base, task=SequenceClassification, labels=["complaint", "praise"])
@@ -62,7 +67,9 @@ class SequenceClassification(TextClassification):
 
     @property
     def overlap(self) -> int | None:
-        return self.doc_stride if self.long_texts == "windows" else None
+        if self.long_texts == "truncate":
+            return None
+        return self.doc_stride
 
     def _windows(self, texts: Sequence[Sequence[str]], tokenizer: "PreTrainedTokenizerBase") -> list[EncodedText]:
         """Returns the windows of texts. Without an overlap there is one for each row."""
@@ -72,7 +79,9 @@ class SequenceClassification(TextClassification):
 
     @property
     def limits(self) -> tuple[str, ...]:
-        return ("Longer texts are cut, not read in windows.",) if self.long_texts == "truncate" else ()
+        if self.long_texts == "windows":
+            return ()
+        return ("Longer texts are cut, not read in windows.",)
 
     @classmethod
     def suggested(cls, words: int, longest: int) -> list[Suggestion]:

@@ -20,6 +20,9 @@ from bert_tasks.outputs.settings import Setting, Settings
 class TaskSettings(Settings, ABC, Generic[PredictionT]):
     """The settings of a task, which are its own fields and those of its output.
 
+    A task and its output are two objects, but users see one flat list of settings, in a recipe, in ``config.json`` and
+    in ``of``. This class divides the list, and joins it again.
+
     Attributes:
         output: What the logits mean, with the labels.
         name: The name of the task in recipes and in ``config.json``.
@@ -47,8 +50,8 @@ class TaskSettings(Settings, ABC, Generic[PredictionT]):
             Ranking(labels=(), problem_type='regression', ranking_loss='none')
         """
         output_class = cls.output_class(settings)
-        of_task = {each.name for each in fields(cls)} - {"output"}
-        of_output = {each.name for each in fields(output_class)}
+        of_task = _field_names(cls) - {"output"}
+        of_output = _field_names(output_class)
         known = cls.settings_by_name()
         task_settings: dict[str, Any] = {}
         output_settings: dict[str, Any] = {}
@@ -67,6 +70,11 @@ class TaskSettings(Settings, ABC, Generic[PredictionT]):
     def output_class(cls, settings: Mapping[str, Any]) -> type[Output[Any]]:
         """Returns the class of output that these settings choose. Default: the first of ``outputs``.
 
+        A task with several outputs overrides it, for example to choose by ``problem_type``, and ``choice_of`` with it.
+
+        Args:
+            settings: Settings of the task and of its output, as in ``of``.
+
         Raises:
             ValueError: There is no such output.
         """
@@ -77,7 +85,7 @@ class TaskSettings(Settings, ABC, Generic[PredictionT]):
         """Returns the output of a saved model, or None for a choice that does not exist, which a caller may replace."""
         try:
             return cls.output_class(stored)
-        except ValueError:
+        except ValueError:  # a setting of another version, for example
             return None
 
     @classmethod
@@ -88,7 +96,7 @@ class TaskSettings(Settings, ABC, Generic[PredictionT]):
     @classmethod
     def _owners(cls, name: str) -> str:
         """Returns how users choose the outputs that have a setting."""
-        owners = [output for output in cls.outputs if name in {field.name for field in fields(output)}]
+        owners = [output for output in cls.outputs if name in _field_names(output)]
         return " and ".join(cls.choice_of(output) for output in owners)
 
     @classmethod
@@ -99,13 +107,14 @@ class TaskSettings(Settings, ABC, Generic[PredictionT]):
         Raises:
             ValueError: The task and one of its outputs have a setting of the same name.
         """
-        of_task = {name: setting for name, setting in cls.own_settings().items() if name != "output"}
-        known = {"labels": cls.outputs[0].own_settings()["labels"], **of_task}
+        of_task = dict(cls.own_settings())
+        del of_task["output"]
+        known = {"labels": cls.outputs[0].own_settings()["labels"], **of_task}  # where users look for them
         for output in cls.outputs:
             for name, setting in output.own_settings().items():
                 if name in of_task:
                     raise ValueError(f"{cls.__name__} and {output.__name__} both have the setting {name!r}. Rename one")
-                if name in known:
+                if name in known:  # several outputs have it, so that its values are those of any of them
                     setting = replace(known[name], hint=_joined_hint(known[name].hint, setting.hint))
                 known[name] = setting
         return MappingProxyType(known)
@@ -113,7 +122,10 @@ class TaskSettings(Settings, ABC, Generic[PredictionT]):
     @classmethod
     def stated_settings(cls) -> dict[str, Setting]:
         """Returns the settings that a user may set, ``labels`` first."""
-        return {name: setting for name, setting in cls.settings_by_name().items() if not setting.is_fitted}
+        stated = dict(cls.settings_by_name())
+        for name in cls.fitted_names():
+            del stated[name]
+        return stated
 
     @classmethod
     def fitted_names(cls) -> tuple[str, ...]:
@@ -122,10 +134,12 @@ class TaskSettings(Settings, ABC, Generic[PredictionT]):
 
     def values(self) -> dict[str, Any]:
         """Returns the value of each setting, with the defaults of the settings of other outputs, if they have one."""
-        known = self.settings_by_name().values()
-        values = {setting.name: setting.default for setting in known if setting.default is not MISSING}
+        values: dict[str, Any] = {}
+        for name, setting in self.settings_by_name().items():
+            if setting.default is not MISSING:
+                values[name] = setting.default
         for owner in (self, self.output):
-            for each in fields(owner):
+            for each in fields(owner):  # not asdict, which would copy the output into a dict
                 values[each.name] = getattr(owner, each.name)
         del values["output"]
         return values
@@ -133,7 +147,8 @@ class TaskSettings(Settings, ABC, Generic[PredictionT]):
     def settings(self) -> dict[str, Any]:
         """Returns the settings that a user sets, without ``labels``, as config.json and run.json hold them."""
         values = self.values()
-        return {name: values[name] for name in self.stated_settings() if name != "labels" and name in values}
+        stated = [name for name in self.stated_settings() if name != "labels"]
+        return {name: values[name] for name in stated if name in values}
 
     def fitted_values(self) -> dict[str, Any]:
         """Returns the settings that are fitted to data."""
@@ -141,7 +156,14 @@ class TaskSettings(Settings, ABC, Generic[PredictionT]):
         return {name: values[name] for name in self.fitted_names()}
 
     def with_settings(self, **changes: Any) -> Self:
-        """Returns the task with other values of some settings. Raises as ``of``."""
+        """Returns the task with other values of some settings.
+
+        Args:
+            changes: Settings of the task and of its output, as in ``of``. All others stay, fitted values included.
+
+        Raises:
+            ValueError: As in ``of``.
+        """
         return self.of(**{**self.values(), **changes})
 
     def without_fitted_values(self) -> Self:
@@ -165,24 +187,32 @@ class TaskSettings(Settings, ABC, Generic[PredictionT]):
             compatible.pop("balanced_weights", None)  # they were computed for another setting
         output = cls.output_class({**compatible, **given})
         if output is not cls._stored_output(stored):
-            of_output, shared = output.own_settings(), {each.name for each in fields(cls)}
-            compatible = {
-                name: value
-                for name, value in compatible.items()
-                if name in shared or (name in of_output and not known[name].is_fitted)
-            }
-            if not output.has_labels:
-                compatible.pop("labels", None)
+            compatible = cls._kept_for(output, compatible)
         stored_labels = stored.get("labels", ())
         labels = given.get("labels", stored_labels)
         if labels == stored_labels:
             return compatible
         places = label_places(stored_labels, labels)
         for name, value in compatible.items():
-            if known[name].is_per_label and isinstance(value, tuple) and value:
-                reordered = known[name].default if places is None else tuple(value[index] for index in places)
-                compatible[name] = reordered
+            if not known[name].is_per_label or not isinstance(value, tuple) or not value:
+                continue
+            if places is None:  # other labels, for which nobody knows the values
+                compatible[name] = known[name].default
+            else:
+                compatible[name] = tuple(value[index] for index in places)
         return compatible
+
+    @classmethod
+    def _kept_for(cls, output: type[Output[Any]], stored: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the stored settings that remain valid if another output is chosen."""
+        known, of_output, of_task = cls.settings_by_name(), output.own_settings(), _field_names(cls)
+        kept: dict[str, Any] = {}
+        for name, value in stored.items():
+            # What was fitted, was fitted to the other output.
+            is_valid = name in of_task or (name in of_output and not known[name].is_fitted)
+            if is_valid and (name != "labels" or output.has_labels):
+                kept[name] = value
+        return kept
 
 
 def required_settings(task_class: type[TaskSettings[Any]]) -> list[str]:
@@ -191,10 +221,15 @@ def required_settings(task_class: type[TaskSettings[Any]]) -> list[str]:
     of_outputs = [output.own_settings() for output in task_class.outputs]
     required = []
     for name, setting in task_class.stated_settings().items():
+        # A setting of some outputs only is not needed if another output is chosen.
         is_always_read = name in of_task or all(name in settings for settings in of_outputs)
         if setting.default is MISSING and is_always_read:
             required.append(name)
     return required
+
+
+def _field_names(owner: type[Settings]) -> set[str]:
+    return {field.name for field in fields(owner)}
 
 
 def _joined_hint(first: Any, second: Any) -> Any:

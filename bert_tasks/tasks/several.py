@@ -73,16 +73,18 @@ def head_tasks(
 def head_task(name: str, task: Task[Any], entry: Mapping[str, Any]) -> HeadTask:
     """Returns one of several tasks with the columns and the weight of its entry. Raises as ``head_tasks``."""
     weight, columns = entry.get("weight", 1.0), entry.get("columns", {})
+    # A bool is an int in Python, but true is no weight.
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight <= _LARGEST_WEIGHT:
         raise ValueError(
             f"tasks.{name}: weight is {shortened(weight)}, expected a number from 0 to {_LARGEST_WEIGHT:g}"
         )
-    if not isinstance(columns, Mapping) or not all(isinstance(other, str) for other in columns.values()):
+    has_names = isinstance(columns, Mapping) and all(isinstance(other, str) for other in columns.values())
+    if not has_names:
         raise ValueError(f"tasks.{name}: columns is {columns!r}, expected the task's columns and their names")
-    unknown = sorted(set(columns) - {column.name for column in task.columns})
+    known = [column.name for column in task.columns]
+    unknown = sorted(set(columns).difference(known))
     if unknown:
-        names = ", ".join(column.name for column in task.columns)
-        raise ValueError(f"tasks.{name}.columns: the task reads {names}, not {unknown[0]!r}")
+        raise ValueError(f"tasks.{name}.columns: the task reads {', '.join(known)}, not {unknown[0]!r}")
     return HeadTask(task=task, columns=dict(columns), weight=float(weight))
 
 
@@ -92,6 +94,7 @@ def check_heads(heads: Mapping[str, HeadTask]) -> None:
         if not name.isidentifier():
             raise ValueError(f"tasks: the name {name!r} is no word of letters, digits and _")
         task = head.task
+        # Their steps see other tokens than the features hold, and one encoder reads a window once for all heads.
         if is_dynamic(task) or task.generator() is not None:
             raise ValueError(f"tasks.{name}: {task.name} cannot be one of several tasks")
         if task.sample == "group":
@@ -99,6 +102,7 @@ def check_heads(heads: Mapping[str, HeadTask]) -> None:
 
 
 def _task(name: str, entry: Mapping[str, Any]) -> Task[Any]:
+    """Returns the task of an entry with its settings, or raises ValueError with the key of a problem."""
     task_name = entry.get("task")
     if not isinstance(task_name, str) or task_name not in TASK_NAMES:
         raise ValueError(f"tasks.{name}: unknown task {task_name!r}")
@@ -113,17 +117,19 @@ def _task(name: str, entry: Mapping[str, Any]) -> Task[Any]:
         try:
             settings[key] = known[key].typed(value)
         except ValidationError as error:
-            problem = error.errors()[0]["msg"]
+            problem = error.errors()[0]["msg"]  # pydantic's whole message has several lines and a link
             raise ValueError(f"tasks.{name}: {key} is {value!r}. {problem}") from None
     return task_class.of(**settings)
 
 
 def with_labels(heads: Mapping[str, HeadTask], labels: Mapping[str, Sequence[str]]) -> dict[str, HeadTask]:
     """Returns the tasks with other labels, as far as they are given."""
-    return {
-        name: replace(head, task=head.task.with_settings(labels=tuple(labels[name]))) if name in labels else head
-        for name, head in heads.items()
-    }
+    relabelled = dict(heads)
+    for name, head in heads.items():
+        if name in labels:
+            task = head.task.with_settings(labels=tuple(labels[name]))
+            relabelled[name] = replace(head, task=task)
+    return relabelled
 
 
 def labelled_heads(
@@ -143,9 +149,9 @@ def labelled_heads(
     """
     labelled = {}
     for name, head in heads.items():
-        known = labels if not name else head.task.output.labels
-        rows = splits
-        if name:
+        known, rows = labels, splits
+        if name:  # one of several tasks, which reads only the rows that have its labels
+            known = head.task.output.labels
             rows = labelled_splits(splits, name, head.task.columns, head.columns)
         task = head.task.with_labels_of(rows, labels=known, unlabelled=unlabelled)
         labelled[name] = replace(head, task=task)
@@ -156,10 +162,11 @@ def row_columns(heads: Mapping[str, HeadTask]) -> Columns:
     """Returns what is read of a row, the columns of the only task or those of each."""
     if "" in heads:
         return heads[""].task.columns
-    return {
-        name: HeadColumns(columns=head.task.columns, names=head.columns, labels=head.task.output.labels)
-        for name, head in heads.items()
-    }
+    columns: dict[str, HeadColumns] = {}
+    for name, head in heads.items():
+        task = head.task
+        columns[name] = HeadColumns(columns=task.columns, names=head.columns, labels=task.output.labels)
+    return columns
 
 
 def settings_of(heads: Mapping[str, HeadTask]) -> dict[str, Any]:
@@ -174,19 +181,28 @@ def settings_of(heads: Mapping[str, HeadTask]) -> dict[str, Any]:
 
 def task_name(tasks: Mapping[str, Task[Any]]) -> str:
     """Returns the name of the only task, or the name that stands for several, for people and run.json."""
-    return tasks[""].name if "" in tasks else SEVERAL
+    if "" in tasks:
+        return tasks[""].name
+    return SEVERAL
 
 
 def head_key(name: str, key: str) -> str:
     """Returns the key of a metric or of a column of one head, such as ``intent.accuracy``."""
-    return f"{name}.{key}" if name else key
+    if not name:
+        return key
+    return f"{name}.{key}"
 
 
 def fitted_values(tasks: Mapping[str, Task[Any]]) -> dict[str, Any]:
     """Returns the fields that were fitted to data, as files hold them."""
     if "" in tasks:
         return tasks[""].fitted_values()
-    return {"fitted": {name: values for name, task in tasks.items() if (values := task.fitted_values())}}
+    fitted: dict[str, dict[str, Any]] = {}
+    for name, task in tasks.items():
+        values = task.fitted_values()
+        if values:
+            fitted[name] = values
+    return {"fitted": fitted}
 
 
 def choose_one(names: Iterable[str]) -> UsageError:

@@ -48,11 +48,14 @@ _NOTICE = (
 class SpanExtraction(Task[SpanPrediction]):
     """Questions whose answers are parts of a context.
 
+    It is extractive question answering as on SQuAD. A long context is read in overlapping windows, each with the whole
+    question, and the best span of all windows is the answer. Its time grows with the number of windows.
+
     Attributes:
         max_length: Maximum length of a window with question, part of the context and special tokens.
         doc_stride: The OVERLAP of two neighbouring windows in tokens, as in transformers (in Google's BERT and in FARM
             the word means the step from one to the next).
-        max_query_length: longer questions are cut to that many tokens, and counted.
+        max_query_length: Maximum number of tokens of a question. Longer ones are cut, and counted in a warning.
 
     Example:
         >>> TaskModel.from_pretrained(base, task=SpanExtraction).predict([("Who sings?", "Ada sings in Paris.")])
@@ -152,6 +155,8 @@ class SpanExtraction(Task[SpanPrediction]):
         lost_tokens = max(0, len(question) - self.max_query_length)
         question = question[: self.max_query_length]
         windows = self._windows(question, context, frame)
+        # A token is the start of an answer only in the window in which it has the most context on its poorer side. The
+        # bonus for long windows is that of the original BERT code.
         richest = richest_windows(range(len(context.ids) + 1), windows, bonus=0.01)
         context_start = len(frame.before) + len(question) + len(frame.between)  # where the context begins
         spans = _answer_spans(answers, context, windows)
@@ -182,11 +187,13 @@ class SpanExtraction(Task[SpanPrediction]):
         return cut(range(len(context.ids) + 1), room=capacity, overlap=self.doc_stride)
 
     def cut_notes(self, cuts: Truncation) -> tuple[str, ...]:
-        """Questions that were cut, and those whose answer is in no window."""
+        """Returns sentences about questions that were cut, and about those whose answer is in no window."""
         notes = []
         if cuts.cut_rows:
             limit = f"max_query_length = {self.max_query_length} tokens"
-            are, were = ("is", "was") if cuts.cut_rows == 1 else ("are", "were")
+            are, were = "are", "were"
+            if cuts.cut_rows == 1:
+                are, were = "is", "was"
             notes.append(f"{cuts.share(cuts.cut_rows)} questions {are} longer than {limit} and {were} cut")
         if cuts.lost_answers:
             have = "has" if cuts.lost_answers == 1 else "have"
@@ -201,13 +208,15 @@ class SpanExtraction(Task[SpanPrediction]):
         if not rows:
             return []
         frame = Frame.of(tokenizer, texts=2)
-        before, between, after = ([None] * len(ids) for ids in (frame.before, frame.between, frame.after))
+        before = [None] * len(frame.before)
+        between = [None] * len(frame.between)
+        after = [None] * len(frame.after)
         contexts = tokenized_contexts([row["context"] for row in rows], tokenizer)
         questions = [row["question"] for row in rows]
         offsets = tokenized([text.lstrip() for text in questions], tokenizer, offsets=True)["offset_mapping"]
         row_spans: list[list[TokenSpan | None]] = []
         for row, question, places in zip(rows, questions, offsets, strict=True):
-            shift = len(question) - len(question.lstrip())
+            shift = len(question) - len(question.lstrip())  # leading white space is not tokenized
             asked = [TokenSpan("question", start + shift, end + shift) for start, end in places]
             asked = asked[: self.max_query_length]
             context = contexts[row["context"]]

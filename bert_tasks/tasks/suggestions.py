@@ -2,9 +2,9 @@
 
 from typing import NamedTuple
 
-_LENGTHS = (32, 48, 64, 96, 128, 192, 256, 384, 512)
-_TOKENS_PER_WORD = 1.3
-_SPECIAL_TOKENS = 4
+_LENGTHS = (32, 48, 64, 96, 128, 192, 256, 384, 512)  # from which a recipe starts
+_TOKENS_PER_WORD = 1.3  # a rule of thumb for a language that the tokenizer knows
+_SPECIAL_TOKENS = 4  # the most that a tokenizer sets, around a pair of RoBERTa
 
 
 class Suggestion(NamedTuple):

@@ -72,7 +72,8 @@ class TextClassification(Task[TextPrediction]):
         if chosen is None:
             return cls.outputs[0]
         if not isinstance(chosen, str) or chosen not in outputs:
-            raise ValueError(f"problem_type is {chosen!r}, expected one of {', '.join(map(repr, outputs))}")
+            expected = ", ".join(repr(problem_type) for problem_type in outputs)
+            raise ValueError(f"problem_type is {chosen!r}, expected one of {expected}")
         return outputs[chosen]
 
     @classmethod
@@ -82,19 +83,24 @@ class TextClassification(Task[TextPrediction]):
     @classmethod
     def hf_settings(cls, hf_config: Mapping[str, Any], labels: tuple[str, ...]) -> dict[str, Any]:
         """Sets regression for one label without a problem type, as transformers does."""
-        names = labels if labels else ("LABEL_0", "LABEL_1")  # transformers' default: two classes
+        names = labels if labels else ("LABEL_0", "LABEL_1")  # transformers' default is two classes
         if _problem_type(cls.outputs[0]) is None:  # an output of one's own
             return {"labels": names}
         problem_type = hf_config.get("problem_type")
         if problem_type is None:
-            problem_type = Number.problem_type if len(names) == 1 else Classes.problem_type
+            problem_type = Classes.problem_type
+            if len(names) == 1:
+                problem_type = Number.problem_type
         if problem_type == Number.problem_type:
             return {"problem_type": problem_type}
         return {"problem_type": problem_type, "labels": names}
 
     @classmethod
     def compatible_settings(cls, stored: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-        """Drops a stored regression if labels are given, because the model is then a classifier."""
+        """Drops a stored regression if labels are given, because the model is then a classifier.
+
+        See ``TaskSettings.compatible_settings``.
+        """
         if given.get("labels") and stored.get("problem_type") == Number.problem_type:
             given = {"problem_type": Classes.problem_type, **given}
         return super().compatible_settings(stored, given)
@@ -119,7 +125,9 @@ class TextClassification(Task[TextPrediction]):
         features: list[Feature] = []
         for window in self._windows(self._row_texts(rows), tokenizer):
             is_first = not features or features[-1]["row"] != window.row
-            labels = self.output.encode(rows[window.row]) if is_first else None
+            labels: list[float] | None = None
+            if is_first:  # the loss is of the mean of the windows, so that a row has its labels once
+                labels = self.output.encode(rows[window.row])
             features.append(window.feature(labels=labels))
         return features
 
@@ -127,13 +135,18 @@ class TextClassification(Task[TextPrediction]):
         self, rows: Sequence[Row], tokenizer: "PreTrainedTokenizerBase"
     ) -> Sequence[Sequence[TokenSpan | None]]:
         texts = self._row_texts(rows)
+        windows = self._windows(texts, tokenizer)
         spans = []
-        for characters in token_characters(self._windows(texts, tokenizer), texts, tokenizer):
-            spans.append([None if token is None else self._span(*token) for token in characters])
+        for characters in token_characters(windows, texts, tokenizer):
+            of_window: list[TokenSpan | None] = []
+            for token in characters:
+                if token is None:  # a special token
+                    of_window.append(None)
+                    continue
+                side, start, end = token
+                of_window.append(TokenSpan(self.texts[side], start, end))
+            spans.append(of_window)
         return spans
-
-    def _span(self, side: int, start: int, end: int) -> TokenSpan:
-        return TokenSpan(self.texts[side], start, end)
 
     def _row_texts(self, rows: Sequence[Row]) -> list[list[str]]:
         """Returns the texts of rows, column by column."""
@@ -152,7 +165,9 @@ class TextClassification(Task[TextPrediction]):
 
     @property
     def head_kind(self) -> HeadKind | None:
-        return self.output.head_kind if self.pooling == "cls" else None
+        if self.pooling != "cls":  # a head of our own, with other parameters
+            return None
+        return self.output.head_kind
 
     # For init
 
@@ -173,4 +188,7 @@ class TextClassification(Task[TextPrediction]):
 def _problem_type(output: type[Output[Any]]) -> str | None:
     """Returns the problem type by which users choose an output. None if it has none."""
     setting = output.own_settings().get("problem_type")
-    return None if setting is None else setting.default
+    if setting is None:
+        return None
+    problem_type: str = setting.default
+    return problem_type

@@ -35,14 +35,17 @@ if TYPE_CHECKING:
 class TokenClassification(Task[TokenPrediction]):
     """Words with a tag each, such as named entities.
 
+    It suits named entities, slots, chunks and parts of speech. Rows have the words of a sentence with their tags, or a
+    text with the spans of its entities. ``Tags`` says what the tags mean, and whether a CRF scores them.
+
     Attributes:
         labelling: The sub-words of a word that are trained. ``first`` trains the first one, ``all`` trains all, and
             ``continuation`` trains all with I- instead of B- after the first. A word's tag is always the tag of its
             first sub-word.
         doc_stride: The OVERLAP of two neighbouring windows in tokens, at most, as in transformers. Windows are cut
             between words.
-        context_tokens: how many tokens of the rows around (those with the same ``document``) a window may add on each
-            side, as far as ``max_length`` allows. They are read, never tagged. Rows without a document have none.
+        context_tokens: Number of tokens of the rows around (those with the same ``document``) that a window may add on
+            each side, as far as ``max_length`` allows. They are read, never tagged. Rows without a document have none.
 
     Example:
         >>> model = TaskModel.from_pretrained(base, task=TokenClassification, labels=["O", "B-PER", "I-PER"])
@@ -115,7 +118,7 @@ class TokenClassification(Task[TokenPrediction]):
     # Windows
 
     def features(self, rows: Sequence[Row], tokenizer: "PreTrainedTokenizerBase") -> list[Feature]:
-        """Makes windows with ``gather_positions`` of all or the first sub-words.
+        """Returns windows with ``gather_positions`` of all or the first sub-words.
 
         Rows with a tag that the model has no label for have no labels, so they are not trained, only counted in
         metrics.
@@ -126,14 +129,17 @@ class TokenClassification(Task[TokenPrediction]):
         rules = self.window_rules(tokenizer)
         split = split_words([row["words"] for row in rows], tokenizer, longest=rules.room)
         if not self.output.has_names:
-            self.output.check_known([row["tags"] for row in rows if row.get("tags") is not None])
+            tagged = [row["tags"] for row in rows if row.get("tags") is not None]
+            self.output.check_known(tagged)
         numbers = {label: float(index) for index, label in enumerate(self.output.labels)}
         features: list[Feature] = []
+        # Document by document, because a window may hold tokens of the rows around it.
         for document in self._documents(rows):
             all_windows = document_windows([split[row] for row in document], rules)
             for row, windows in zip(document, all_windows, strict=True):
                 names = self.output.word_labels(rows[row])
-                for number, window in enumerate(windows):
+                lost_tokens = split[row].lost
+                for window in windows:
                     gather_positions, word_ids = window.gather_positions(first=self.labelling == "first")
                     feature = Feature(
                         row=row,
@@ -142,9 +148,10 @@ class TokenClassification(Task[TokenPrediction]):
                         labels=self._token_labels(names, word_ids, numbers),
                         gather_positions=gather_positions,
                         word_ids=word_ids,
-                        lost_tokens=0 if number else split[row].lost,
+                        lost_tokens=lost_tokens,
                     )
                     features.append(feature)
+                    lost_tokens = 0  # the first window counts for the row
         return features
 
     def window_rules(self, tokenizer: "PreTrainedTokenizerBase") -> WindowRules:
@@ -167,8 +174,10 @@ class TokenClassification(Task[TokenPrediction]):
             return [numbers[names[word]] for word in word_ids]
         labels = []
         for word, is_start in zip(word_ids, word_starts(word_ids), strict=True):
-            # The model may lack an I- label that no training word has. Then B- stays.
-            name = names[word] if is_start else continuation_label(names[word], numbers)
+            name = names[word]
+            if not is_start:
+                # The model may lack an I- label that no training word has. Then B- stays.
+                name = continuation_label(name, numbers)
             labels.append(numbers[name])
         return labels
 
@@ -196,7 +205,7 @@ class TokenClassification(Task[TokenPrediction]):
         spans: list[list[TokenSpan | None]] = []
         for document in self._documents(rows):
             tokens: list[tuple[int, TokenSpan]] = []  # of the whole document, with their rows
-            numbered = []
+            numbered: list[SubWords] = []
             for row in document:
                 first = len(tokens)
                 tokens += [(row, span) for span in _sub_word_spans(rows[row], split[row])]
@@ -210,7 +219,7 @@ class TokenClassification(Task[TokenPrediction]):
     def head(self, config: EncoderConfig) -> Head:
         if not self.output.labels:
             raise UsageError("token classification needs labels, e.g. labels=['O', 'B-PER', 'I-PER']")
-        head_class = CRFHead if self.output.crf else PerTokenHead
+        head_class = CRFHead if self.output.crf else PerTokenHead  # the same parameters, and transitions for a CRF
         return head_class(config, self.output.size, dropout=config.head.token_dropout)
 
     @classmethod
@@ -252,9 +261,10 @@ def _spans_of_row(row: int, numbers: Sequence[int], tokens: Sequence[tuple[int, 
     """
     spans: list[TokenSpan | None] = []
     for number in numbers:
-        span = None
+        span: TokenSpan | None = None
         if number >= 0:
             owner, word = tokens[number]
-            span = word if owner == row else None
+            if owner == row:  # not of a neighbouring row, which is only context
+                span = word
         spans.append(span)
     return spans

@@ -61,9 +61,11 @@ class ZeroShotClassification(TextClassification):
             UsageError: A hypothesis leaves no token for the text.
         """
         hypotheses = [self.hypothesis.replace("{}", label) for label in self.output.labels]
+        # Each hypothesis beside an empty text shows how much room it leaves.
         without_text = [""] * len(hypotheses)
         alone = truncated_texts([without_text, hypotheses], tokenizer, max_length=self.max_length)
-        if max(len(pair.input_ids) for pair in alone) >= self.max_length:
+        longest = max(len(pair.input_ids) for pair in alone)
+        if longest >= self.max_length:
             message = f"with a label it leaves no room for the text in max_length = {self.max_length} tokens"
             raise UsageError(f"{argument('hypothesis', None)}: {message}")
         if not rows:
@@ -75,7 +77,9 @@ class ZeroShotClassification(TextClassification):
         features = []
         for pair in truncated_texts(pairs, tokenizer, max_length=self.max_length, strategy="only_first"):
             number, label = divmod(pair.row, len(hypotheses))
-            labels = self.output.encode(rows[number]) if label == 0 else None
+            labels: list[float] | None = None
+            if label == 0:  # the first window of a row has its label
+                labels = self.output.encode(rows[number])
             features.append(pair.feature(row=number, labels=labels))
         return features
 
@@ -112,8 +116,9 @@ def zero_shot_task(
         raise CheckpointError(f"{option}: the model must be one of {PairClassification.name}, not of {task.name}")
     entailment = _entailment(task.output.labels)
     if entailment is None:
-        of_model = task.output.labels
-        known_labels = f"Its labels are {first_few(of_model, 5)}" if of_model else "It has no labels"
+        known_labels = "It has no labels"
+        if task.output.labels:
+            known_labels = f"Its labels are {first_few(task.output.labels, 5)}"
         raise CheckpointError(f"{option}: the model needs a label that begins with 'entail'. {known_labels}")
     if task.overlap is not None:
         raise UsageError(f"{option}: texts are not read in windows. Set long_texts = 'truncate'")
@@ -136,7 +141,10 @@ def zero_shot_task(
 
 def _entailment(labels: Sequence[str]) -> int | None:
     """Returns the index of the label of entailment, or None."""
-    return next((index for index, label in enumerate(labels) if label.lower().startswith("entail")), None)
+    for index, label in enumerate(labels):
+        if label.lower().startswith("entail"):  # as transformers' pipeline finds it
+            return index
+    return None
 
 
 def _label_names(labels: Sequence[str] | str) -> tuple[str, ...]:
@@ -144,9 +152,12 @@ def _label_names(labels: Sequence[str] | str) -> tuple[str, ...]:
     if isinstance(labels, str):
         labels = [label.strip() for label in labels.split(",") if label.strip()]
     labels = list(labels)
-    if not labels or not all(parse_text(label).strip() for label in labels):
-        raise CellError("a label is empty" if labels else "there are no labels", "Write them as 'sports,politics'.")
+    if not labels:
+        raise CellError("there are no labels", "Write them as 'sports,politics'.")
+    if not all(parse_text(label).strip() for label in labels):
+        raise CellError("a label is empty", "Write them as 'sports,politics'.")
     for number, label in enumerate(labels):
-        if (first := labels.index(label)) < number:
+        first = labels.index(label)
+        if first < number:
             raise CellError(f"labels {first + 1} and {number + 1} are equal", "Write each label once.")
     return tuple(labels)

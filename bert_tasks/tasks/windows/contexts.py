@@ -47,16 +47,20 @@ def tokenized_contexts(contexts: Sequence[str], tokenizer: "PreTrainedTokenizerB
     space = tokenizer.backend_tokenizer.token_to_id(_SPACE)
     pieces = {}
     for text, ids, offsets in zip(texts, encoding["input_ids"], encoding["offset_mapping"], strict=True):
-        spans = [
-            (start, start) if token == space and _SPACE not in text[start:end] else _trimmed(text, start, end)
-            for token, (start, end) in zip(ids, offsets, strict=True)
-        ]
+        spans: list[tuple[int, int]] = []
+        for token, (start, end) in zip(ids, offsets, strict=True):
+            # The piece for a space may have the first character of the next word, which its own token covers.
+            if token == space and _SPACE not in text[start:end]:
+                spans.append((start, start))
+            else:
+                spans.append(_trimmed(text, start, end))
         trimmed = np.array(spans, dtype=np.int64).reshape(-1, 2)
         pieces[text] = ContextTokens(ids=ids, starts=trimmed[:, 0], ends=trimmed[:, 1])
     return pieces
 
 
 def _trimmed(text: str, start: int, end: int) -> tuple[int, int]:
+    """Returns the characters of a token without white space around them."""
     while start < end and text[start].isspace():
         start += 1
     while start < end and text[end - 1].isspace():
@@ -70,11 +74,14 @@ def window_offsets(
     """Returns first character, last character + 1 and role in answers of each token.
 
     Args:
+        context: The tokens of the whole context.
+        window: The tokens that are in the window.
         richest: ``[window]`` True for each of its tokens that has the most context in this window.
         before, after: Tokens of the window that are no context.
     """
     inside = slice(window.start, window.stop)
     starts, ends = context.starts[inside], context.ends[inside]
+    # Question and special tokens keep what no token of the context has, so that no answer lies on them.
     table = np.full((before + len(window) + after, 3), (NOWHERE, NOWHERE, NOT_CONTEXT))
     piece = table[before : before + len(window)]
     role = np.where(richest, MAX_CONTEXT, CONTEXT)
@@ -90,7 +97,7 @@ def answer_characters(context: ContextTokens, start: int, end: int) -> tuple[int
     The answer is trimmed at both ends as tokens are. Otherwise an answer with white space around it, or with characters
     that the tokenizer drops, would seem to begin in the token before and to end in the token after.
     """
-    visible = context.ends > context.starts
+    visible = context.ends > context.starts  # without tokens of white space alone
     starts, ends = context.starts[visible], context.ends[visible]
     first = int(np.searchsorted(ends, start, side="right"))  # the first token that ends after start
     last = int(np.searchsorted(starts, end, side="left")) - 1  # the last token that begins before end

@@ -21,7 +21,7 @@ from bert_tasks.tasks.windows.words import cut
 
 IN_ORDER, NOT_IN_ORDER = 0.0, 1.0
 SPLITTER = "sentencex"  # the library that cuts texts into sentences
-_TRIES = 10_000
+_TRIES = 10_000  # draws of another document, which fail only if almost all windows are of one document
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ def cut_documents(documents: Iterable[DocumentTokens], *, room: int, separator: 
             FULL-SENTENCES of RoBERTa, Liu et al., arXiv:1907.11692, section 4.2). A window neither begins nor ends with
             a separator.
     """
-    row, ids, words = 0, list[int](), list[int]()
+    row, ids, words = 0, list[int](), list[int]()  # the window that is being filled
     for number, document in enumerate(documents):
         starts, first = fitting_starts(document.words, room), 0
         if separator is None:
@@ -70,7 +70,7 @@ def cut_documents(documents: Iterable[DocumentTokens], *, room: int, separator: 
                 span = slice(starts[units.start], starts[units.stop])
                 yield Window(document=number, ids=document.ids[span], words=document.words[span])
             continue
-        if not ids:
+        if not ids:  # a window belongs to the document of its first token
             row = number
         elif document.ids:
             ids.append(separator)
@@ -90,17 +90,20 @@ def cut_documents(documents: Iterable[DocumentTokens], *, room: int, separator: 
 
 def fitting_starts(words: Sequence[int], room: int) -> list[int]:
     """Returns starts of words and of pieces of long words, and the number of tokens."""
-    starts = [*word_starts(words), len(words)]
-    return [*(token for start, end in pairwise(starts) for token in range(start, end, room)), len(words)]
+    starts: list[int] = []
+    for start, end in pairwise([*word_starts(words), len(words)]):
+        starts += range(start, end, room)  # one start, unless the word is longer than a window
+    return [*starts, len(words)]
 
 
 def word_starts(words: Sequence[int]) -> list[int]:
     """Returns the first token of each word."""
+    # Before the first token stands a number that no word has, so that it begins a word, too.
     return np.flatnonzero(np.diff(np.asarray(words, dtype=np.int64), prepend=NO_WORD - 1)).tolist()
 
 
 def _join_words(row: int, ids: list[int], words: list[int]) -> Window:
-    """Drops a separator at the end, and numbers the words of all documents."""
+    """Returns the window of these tokens, without a separator at the end, with its words numbered from 0."""
     if words[-1:] == [NO_WORD]:
         ids, words = ids[:-1], words[:-1]
     if NO_WORD in words:
@@ -127,8 +130,11 @@ def split_sentences(texts: Sequence[str], language: str) -> list[str]:
         )
     from sentencex import segment
 
-    sentences = (sentence.strip() for text in texts for sentence in segment(language, text))
-    return [sentence for sentence in sentences if sentence]
+    sentences: list[str] = []
+    for text in texts:
+        stripped = [sentence.strip() for sentence in segment(language, text)]
+        sentences += [sentence for sentence in stripped if sentence]
+    return sentences
 
 
 def sentence_windows(sentences: Sequence[DocumentTokens], *, document: int, room: int) -> Iterator[Window]:
@@ -137,9 +143,11 @@ def sentence_windows(sentences: Sequence[DocumentTokens], *, document: int, room
     Every token occurs once, in order. A sentence that is longer than a window is cut between words. A document without
     tokens is an empty window.
     """
-    ids, words, starts, number = list[int](), list[int](), list[int](), 0
+    ids, words, starts = list[int](), list[int](), list[int]()
+    number = 0  # of the first word of the next sentence, because each sentence numbers its words from 0
     for sentence in sentences:
         units = fitting_starts(sentence.words, room)
+        # A sentence that is longer than a window begins several times, and each piece fits into a window.
         if sentence.ids:
             starts += [len(ids) + units[piece.start] for piece in cut(units, room=room, overlap=0)]
         ids += sentence.ids
@@ -181,11 +189,16 @@ def pair_feature(
     """
     ids, words, starts = _inner_tokens(feature)
     are_sentences = len(starts) > 1
-    positions = starts[1:] if are_sentences else word_starts(words)[1:]
+    if not are_sentences:
+        starts = word_starts(words)
+    positions = starts[1:]  # where the second segment can begin
     if not positions:
         return {**feature, "fields": {PAIR: [NO_PAIR]}}
-    cut, chance = positions[generator.integers(len(positions))], generator.random()
+    cut = positions[generator.integers(len(positions))]
+    chance = generator.random()
     first, second = (ids[:cut], words[:cut]), (ids[cut:], words[cut:])
+    # BERT's negatives (nsp) come from another document, ALBERT's (sop) are the same segments in the wrong order, which
+    # cannot be told by their topic (Lan et al., arXiv:1909.11942, section 3.1).
     label = NOT_IN_ORDER if chance < 0.5 else IN_ORDER
     if label == NOT_IN_ORDER and objective == "sop":
         first, second = second, first
@@ -194,7 +207,9 @@ def pair_feature(
         room = max_length - frame.size - len(first[0])
         second = _segment(other, generator, at_sentence=are_sentences, length=len(second[0]), room=room)
     input_ids, types = frame.join(first[0], second[0])
-    before, between, after = ([NO_WORD] * len(special) for special in (frame.before, frame.between, frame.after))
+    before = [NO_WORD] * len(frame.before)
+    between = [NO_WORD] * len(frame.between)
+    after = [NO_WORD] * len(frame.after)
     return {
         **feature,
         "input_ids": input_ids,
@@ -204,7 +219,7 @@ def pair_feature(
     }
 
 
-_Inner = tuple[list[int], list[int], list[int]]
+_Inner = tuple[list[int], list[int], list[int]]  # tokens of a window, their words, and the starts of its sentences
 
 
 def _inner_tokens(feature: Mapping[str, Any]) -> _Inner:
@@ -217,6 +232,7 @@ def _other_document(
     feature: Feature, corpus: Sequence[Mapping[str, Any]], generator: np.random.Generator
 ) -> Mapping[str, Any]:
     """Returns a window with tokens of another row, each being as likely."""
+    # Drawn again until it fits. A list of all other windows would take memory and time with the size of the corpus.
     if corpus[0]["row"] != corpus[len(corpus) - 1]["row"]:  # rows ascend
         for _ in range(_TRIES):
             other = corpus[int(generator.integers(len(corpus)))]
@@ -235,10 +251,14 @@ def _segment(
     ids, words, starts = window
     positions = starts if at_sentence else word_starts(words)
     first = positions[generator.integers(len(positions))]
-    ends = [*(start for start in starts if start > first), len(ids)]
-    end = next((end for end in ends if end - first >= length), ends[-1])
-    if end - first > room:
-        whole = [end for end in ends if end - first <= room]
-        between = [token for token in word_starts(words) if first < token <= first + room]
-        end = max(whole, default=max(between, default=first + room))
+    ends = [start for start in starts if start > first]
+    ends.append(len(ids))
+    long_enough = [end for end in ends if end - first >= length]
+    end = min(long_enough, default=ends[-1])
+    if end - first <= room:
+        return ids[first:end], words[first:end]
+    # As many whole sentences as fit, else as many whole words, else a part of a word.
+    whole = [end for end in ends if end - first <= room]
+    between = [token for token in word_starts(words) if first < token <= first + room]
+    end = max(whole, default=max(between, default=first + room))
     return ids[first:end], words[first:end]

@@ -33,11 +33,12 @@ class Frame:
     @lru_cache(maxsize=16)
     def of(cls, tokenizer: "PreTrainedTokenizerBase", *, texts: int) -> "Frame":
         """Reads the frame off a short text, or a pair of short texts."""
+        # No attribute of a tokenizer says where its post-processor puts special tokens, so an example has to show it.
         encoding = tokenizer(*["a"] * texts, return_token_type_ids=True, truncation=False, padding=False)
         ids, types, sides = encoding["input_ids"], encoding["token_type_ids"], encoding.sequence_ids(0)
         special, segments, end = [], [], 0
         for text in range(texts):
-            start = sides.index(text)
+            start = sides.index(text)  # what stands before it since the last text is special
             special.append(tuple(ids[end:start]))
             # An empty part has the segment of what follows. No token bears it.
             segments += [types[end], types[start]]

@@ -31,9 +31,12 @@ _SPACE_BETWEEN_WORDS = re.compile(r"(?<=\w) (?=\w)")
 class EncodedText(NamedTuple):
     """A window of a text, or of a pair of texts.
 
+    ``truncated_texts`` returns them, and ``feature`` makes a feature for ``Task.features`` of one.
+
     Attributes:
         row: The number of the text or pair.
-        input_ids, token_type_ids: Its tokens, with special tokens, and their segments.
+        input_ids: The ids of its tokens, with special tokens.
+        token_type_ids: The segment of each token.
         lost_tokens: Number of tokens of the row that were cut off.
         parts: The tokens of each text that are in the window, by their positions in the whole text.
     """
@@ -51,8 +54,10 @@ class EncodedText(NamedTuple):
             row: The row of the feature, if the texts of several windows come from one row. Default: ``row``.
             labels: The labels of the row, or None.
         """
+        if row is None:
+            row = self.row
         return Feature(
-            row=self.row if row is None else row,
+            row=row,
             input_ids=self.input_ids,
             token_type_ids=self.token_type_ids,
             labels=labels,
@@ -68,6 +73,7 @@ class _Tokens(NamedTuple):
     total: int
 
     def piece(self, part: range) -> list[int]:
+        """Returns the tokens at these positions of the whole text."""
         if len(part) == len(self.ids):
             return self.ids
         return self.ids[part.start - self.start : part.stop - self.start]
@@ -115,16 +121,24 @@ def truncated_texts(
         1
     """
     frame = Frame.of(tokenizer, texts=len(texts))
-    room, is_left = frame.room(max_length), tokenizer.truncation_side == "left"
+    room = frame.room(max_length)
+    is_left = tokenizer.truncation_side == "left"  # the beginning of a text is cut off, not its end
     tokens = _tokens_by_text(chain.from_iterable(texts), tokenizer, most=room)
     encoded = []
     for row, sides in enumerate(zip(*texts, strict=True)):
         whole = [tokens[text] for text in sides]
         counts = [text.total for text in whole]
         kept = kept_tokens(counts, room, strategy)
-        parts = tuple(map(_last if is_left else _first, kept, counts))
-        ids, types = frame.join(*map(_Tokens.piece, whole, parts))
-        encoded.append(EncodedText(row, ids, types, sum(counts) - sum(kept), parts))
+        parts: list[range] = []
+        pieces: list[list[int]] = []
+        for text_tokens, length in zip(whole, kept, strict=True):
+            part = range(length)
+            if is_left:
+                part = range(text_tokens.total - length, text_tokens.total)
+            parts.append(part)
+            pieces.append(text_tokens.piece(part))
+        ids, types = frame.join(*pieces)
+        encoded.append(EncodedText(row, ids, types, sum(counts) - sum(kept), tuple(parts)))
     return encoded
 
 
@@ -152,8 +166,9 @@ def text_windows(
     encoded = []
     for row, text in enumerate(texts):
         whole = tokens[text]
-        for window in cut(range(whole.total + 1), room=room, overlap=overlap):
-            part = _mirrored(window, whole.total) if is_left else window
+        for part in cut(range(whole.total + 1), room=room, overlap=overlap):
+            if is_left:  # the windows are counted from the end
+                part = range(whole.total - part.stop, whole.total - part.start)
             ids, types = frame.join(whole.piece(part))
             encoded.append(EncodedText(row, ids, types, 0, (part,)))
     return encoded
@@ -172,6 +187,7 @@ def token_characters(
         tokenizer: The tokenizer.
     """
     special = Frame.of(tokenizer, texts=len(texts)).special
+    # Characters are those of whole texts, because the library trims the first token of a piece in another way.
     offsets: dict[str, Any] = {}
     for group in _groups(chain.from_iterable(texts)):
         offsets.update(zip(group, tokenized(group, tokenizer, offsets=True)["offset_mapping"], strict=True))
@@ -227,8 +243,10 @@ def _tokens_by_text(
     for group in _groups(texts):
         for text, ids in zip(group, _ids(group, tokenizer), strict=True):
             total, start = len(ids), 0
+            # What no window can hold is dropped at once, so that one long text does not stay in memory as a list.
             if most is not None and total > most:
-                start = total - most if is_left else 0
+                if is_left:
+                    start = total - most
                 ids = ids[start : start + most]
             tokens[text] = _Tokens(ids, start, total)
     return tokens
@@ -270,7 +288,7 @@ def long_text_ids(text: str, tokenizer: "PreTrainedTokenizerBase", *, size: int)
 def _end_of_piece(text: str, earliest: int) -> int:
     """Returns the position of the first space between two words from ``earliest`` on, or the length of the text."""
     match = _SPACE_BETWEEN_WORDS.search(text, earliest)
-    if match is None or len(text) - match.start() < _CONTEXT:
+    if match is None or len(text) - match.start() < _CONTEXT:  # a short rest is not worth a piece of its own
         return len(text)
     return match.start()
 
@@ -278,15 +296,3 @@ def _end_of_piece(text: str, earliest: int) -> int:
 def _groups(texts: Iterable[str]) -> Iterator[list[str]]:
     """Yields the different texts in groups for one call of the tokenizer."""
     return filled_batches(dict.fromkeys(texts), len, max_tokens=_CHARACTERS)
-
-
-def _first(kept: int, count: int) -> range:
-    return range(kept)
-
-
-def _last(kept: int, count: int) -> range:
-    return range(count - kept, count)
-
-
-def _mirrored(window: range, count: int) -> range:
-    return range(count - window.stop, count - window.start)
