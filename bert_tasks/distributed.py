@@ -1,4 +1,10 @@
-"""The processes of a run, their start, shared results, agreement, cores and end."""
+"""The processes of a run, their start, shared results, agreement, cores and end.
+
+Every process executes the same program. The main process, whose rank is 0, reads and writes files and shares the
+results with the others. Two rules keep the processes together. Each of them has to take part in every exchange, or the
+others wait until the timeout. And an error of the main process has to reach all of them, or they wait for results that
+never come.
+"""
 
 import atexit
 import os
@@ -15,7 +21,7 @@ from typing import Any, TypeVar, cast
 import torch
 from accelerate import Accelerator, PartialState
 from accelerate.state import AcceleratorState
-from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list, gather_object
+from accelerate.utils import InitProcessGroupKwargs, KwargsHandler, broadcast_object_list, gather_object
 
 from bert_tasks.errors import BertTasksError, CheckpointError, ClosedPipeError, DataError, UsageError
 from bert_tasks.storage import os_error_message
@@ -23,17 +29,17 @@ from bert_tasks.storage import os_error_message
 Result = TypeVar("Result")
 Method = TypeVar("Method", bound=Callable[..., Any])
 
-# The types of processes that are tested. accelerate may be configured for others.
+# The types of processes that are tested. accelerate may be configured for others, such as DeepSpeed.
 _PLAIN = ("NO", "MULTI_CPU", "MULTI_GPU")
 _LONGEST_TIMEOUT = 10**9  # in seconds, because torch cannot represent much more
-_LONGEST_VALUE = 80  # characters of a value in a message
+_LONGEST_VALUE = 80  # the most characters of a value that a message shows
 
 
 def make_accelerator(mixed_precision: str = "no", *, timeout: float | None = None) -> Accelerator:
-    """Makes the accelerator, on a GPU if possible. The first call sets the timeout.
+    """Makes the accelerator, on a GPU if there is one. Only the first call of a process can set the timeout.
 
     Args:
-        mixed_precision: Number format of the matrix products.
+        mixed_precision: Number format of the matrix products, "no", "bf16" or "fp16".
         timeout: Seconds that processes wait for each other. Default: torch's 30 minutes (10 on GPUs).
 
     Raises:
@@ -44,11 +50,14 @@ def make_accelerator(mixed_precision: str = "no", *, timeout: float | None = Non
         raise UsageError("mixed_precision = 'fp16' needs a GPU. On a CPU use 'bf16' or 'no'")
     stored = AcceleratorState._shared_state
     if stored.get("_mixed_precision", mixed_precision) != mixed_precision:
-        # Accelerate keeps its first choice and has no public way to change it. The process group is stored elsewhere.
+        # Accelerate keeps its first choice and has no public way to change it. The process group is stored elsewhere,
+        # so clearing the state does not disturb it.
         stored.clear()
     if timeout is not None and not 1 <= timeout <= _LONGEST_TIMEOUT:
         raise UsageError(f"a timeout of {timeout:g} s, expected 1 to {_LONGEST_TIMEOUT:,} seconds (--dist-timeout)")
-    group = [] if timeout is None else [InitProcessGroupKwargs(timeout=timedelta(seconds=timeout))]
+    group: list[KwargsHandler] = []
+    if timeout is not None:
+        group.append(InitProcessGroupKwargs(timeout=timedelta(seconds=timeout)))
     # Without cpu=True every process that torchrun starts would run alone.
     accelerator = Accelerator(cpu=not cuda, mixed_precision=mixed_precision, kwargs_handlers=group)
     launched = int(os.environ.get("WORLD_SIZE", "1"))
@@ -58,7 +67,7 @@ def make_accelerator(mixed_precision: str = "no", *, timeout: float | None = Non
             "Start with `torchrun --nproc_per_node N -m bert_tasks ...`"
         )
     if launched > 1:
-        atexit.unregister(leave_process_group)
+        atexit.unregister(leave_process_group)  # of an earlier call
         atexit.register(leave_process_group)
     mode, steps = accelerator.distributed_type.name, accelerator.gradient_accumulation_steps
     if steps != 1 or mode not in _PLAIN:
@@ -70,7 +79,7 @@ def make_accelerator(mixed_precision: str = "no", *, timeout: float | None = Non
 
 
 def leave_process_group() -> None:
-    """Ends communication threads, which would abort Python if they needed it later."""
+    """Ends the threads of communication, which would abort the process if they ran while Python shuts down."""
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 
@@ -83,9 +92,10 @@ def is_main_process() -> bool:
 def broadcast_from_main(
     accelerator: Accelerator, work: Callable[..., Result], *arguments: Any, **options: Any
 ) -> Result:
-    """Calls a function on the main process and shares its result or error.
+    """Calls a function on the main process and shares its result or error with all processes.
 
-    An OSError becomes a UsageError that names the file.
+    All processes have to call it. An OSError becomes a UsageError that names the file. The result is pickled for the
+    others, so it should be small.
     """
     result, error = None, None
     if accelerator.is_main_process:
@@ -97,7 +107,10 @@ def broadcast_from_main(
 
 
 def on_main_process(method: Method) -> Method:
-    """Decorates a method to run on the main process and return its result on all."""
+    """Decorates a method to run on the main process and return its result on all processes.
+
+    The object needs an attribute ``accelerator``.
+    """
 
     @wraps(method)
     def call(self: Any, *arguments: Any, **options: Any) -> Any:
@@ -108,10 +121,13 @@ def on_main_process(method: Method) -> Method:
 
 @contextmanager
 def main_process_first(accelerator: Accelerator) -> Iterator[None]:
-    """Runs the block on the main process first, which fills the cache for the others."""
+    """Runs the block on the main process first, which fills the cache that the others then read.
+
+    If it fails there, all processes raise the error, and the others do not run the block.
+    """
     error: BertTasksError | OSError | None = None
     if not accelerator.is_main_process:
-        _share(accelerator, None, None)
+        _share(accelerator, None, None)  # which waits for the main process
     try:
         yield
     except (BertTasksError, OSError) as raised:
@@ -123,7 +139,10 @@ def main_process_first(accelerator: Accelerator) -> Iterator[None]:
 
 
 def _share(accelerator: Accelerator, result: Result | None, error: BertTasksError | OSError | None) -> Result | None:
-    """Returns the main process's result, or raises its error, on every process."""
+    """Returns the result of the main process, or raises its error, on every process.
+
+    Errors are sent as their exit code and text, because an exception may hold what cannot be pickled.
+    """
     if error is not None and accelerator.num_processes == 1:
         raise error
     failure = None
@@ -135,8 +154,12 @@ def _share(accelerator: Accelerator, result: Result | None, error: BertTasksErro
     result, failure = outcome[0]
     if failure is not None:
         code, text = failure
-        kinds = (UsageError, DataError, CheckpointError, ClosedPipeError)
-        copy = next((error_type for error_type in kinds if error_type.exit_code == code), BertTasksError)(text)
+        error_type: type[BertTasksError] = BertTasksError
+        for candidate in (UsageError, DataError, CheckpointError, ClosedPipeError):
+            if candidate.exit_code == code:
+                error_type = candidate
+                break
+        copy = error_type(text)
         copy.collective = True
         raise copy
     return result
@@ -145,7 +168,7 @@ def _share(accelerator: Accelerator, result: Result | None, error: BertTasksErro
 def check_agreement(values: Mapping[str, str], *, found_in_data: tuple[str, ...]) -> None:
     """Compares labels, settings, rows, tokenizer and the like over all processes.
 
-    Different processes would train different models without an error, or wait for each other forever.
+    Processes with different ones would train different models without an error, or wait for each other forever.
 
     Args:
         values: Value of this process by name.
@@ -158,7 +181,9 @@ def check_agreement(values: Mapping[str, str], *, found_in_data: tuple[str, ...]
     gathered: list[Mapping[str, str]] = gather_object([values])
     differing = disagreements(gathered)
     if differing:
-        error_type = DataError if all(name.startswith(found_in_data) for name in differing) else UsageError
+        error_type: type[BertTasksError] = UsageError
+        if all(name.startswith(found_in_data) for name in differing):
+            error_type = DataError
         error = error_type(
             f"the {len(gathered)} processes of this run disagree on {', '.join(differing.values())}. "
             "Start all processes with the same recipe, the same arguments and the same files"
@@ -168,32 +193,40 @@ def check_agreement(values: Mapping[str, str], *, found_in_data: tuple[str, ...]
 
 
 def disagreements(gathered: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """Returns the processes' values in words for each name that differs."""
-    names = dict.fromkeys(name for values in gathered for name in values)
+    """Returns the values of the processes in words for each name under which they differ."""
+    names: dict[str, None] = {}
+    for values in gathered:
+        names |= dict.fromkeys(values)
     differing: dict[str, str] = {}
     for name in names:
-        processes: dict[str, list[str]] = {}
+        processes: dict[str, list[str]] = {}  # the numbers of the processes that have a value
         for number, values in enumerate(gathered):
             processes.setdefault(values.get(name, "not set"), []).append(str(number))
-        if len(processes) > 1:
-            shown = (
-                f"{value if len(value) <= _LONGEST_VALUE else value[: _LONGEST_VALUE - 3] + '...'} "
-                f"on process{'es' if len(on) > 1 else ''} {', '.join(on)}"
-                for value, on in processes.items()
-            )
-            differing[name] = f"{name} ({', but '.join(shown)})"
+        if len(processes) == 1:
+            continue
+        parts: list[str] = []
+        for value, numbers in processes.items():
+            if len(value) > _LONGEST_VALUE:
+                value = value[: _LONGEST_VALUE - 3] + "..."
+            word = "processes" if len(numbers) > 1 else "process"
+            parts.append(f"{value} on {word} {', '.join(numbers)}")
+        differing[name] = f"{name} ({', but '.join(parts)})"
     return differing
 
 
 class StopSignals:
-    """The signal that asked to stop, in ``received``, or None."""
+    """Holds the signal that asked the process to stop as ``received``, which is None before."""
 
     received: signal.Signals | None = None
 
 
 @contextmanager
 def stop_signals() -> Iterator[StopSignals]:
-    """Stores a first SIGTERM or SIGINT (main thread only). A second ends the process."""
+    """Stores a first SIGTERM or SIGINT instead of ending the process, which a second one does.
+
+    So a run can save itself when a scheduler, which sends SIGTERM some time before SIGKILL, or a user stops it. Python
+    lets only the main thread handle signals, so in another thread the block just runs.
+    """
     signals, before = StopSignals(), {}
 
     def receive(number: int, frame: FrameType | None) -> None:
@@ -212,21 +245,31 @@ def stop_signals() -> Iterator[StopSignals]:
 
 
 def thread_hint(threads: int, processes: int, cores: float) -> str | None:
-    """Returns a hint if processes have more threads than ``cores``, which is slow."""
+    """Returns a hint if the processes have more threads than ``cores``, or None.
+
+    The threads of a matrix product wait for each other, so one that has no core delays all of them.
+    """
     if threads * processes <= cores:
         return None
     share = f"{processes} x {threads} threads share {cores:g} cores"
     if threads == 1:
-        return f"{share}, which slows training down. Start at most {int(cores)} process{'es' if cores >= 2 else ''}"
+        word = "processes" if cores >= 2 else "process"
+        return f"{share}, which slows training down. Start at most {int(cores)} {word}"
     variable = f"OMP_NUM_THREADS={max(1, int(cores) // processes)}"
     return f"{share}, which can slow training down many times. Set the environment variable {variable}"
 
 
 def usable_cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> float:
-    """Returns the cores that this process may use, in a container perhaps a fraction."""
-    cores = os.cpu_count() if not hasattr(os, "sched_getaffinity") else len(os.sched_getaffinity(0))
+    """Returns the number of cores that this process may use, in a container perhaps a fraction of one more.
+
+    ``quota`` is the file in which Linux keeps the limit of a container (cgroup v2): microseconds of computing time in
+    each period. ``os.cpu_count`` does not know it and returns the cores of the whole machine.
+    """
+    cores = os.cpu_count()
+    if hasattr(os, "sched_getaffinity"):  # not on macOS and Windows
+        cores = len(os.sched_getaffinity(0))
     limits = [1.0 if cores is None else float(cores)]
-    with suppress(OSError, ValueError):  # no quota: the first word is "max"
+    with suppress(OSError, ValueError):  # without a quota the first word is "max"
         microseconds, period = quota.read_text("utf-8").split()
         limits.append(int(microseconds) / int(period))
     return max(1.0, min(limits))

@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 
 
 class RunGroup:
-    """Runs in the folders ``seed-N`` or ``fold-N`` of one folder.
+    """The runs in the folders ``seed-N`` or ``fold-N`` of one folder.
 
     Attributes:
         folder: The folder of the experiment, which also holds ``seeds.json`` or ``folds.json``.
@@ -32,13 +32,16 @@ class RunGroup:
     def __init__(
         self, recipe: Recipe, word: Literal["seed", "fold"], changes: Mapping[int, Mapping[str, Mapping[str, Any]]]
     ) -> None:
-        """Plans the runs. ``changes`` maps a number to sections (see ``with_changes``)."""
+        """Plans the runs, without reading or writing anything.
+
+        ``changes`` maps the number of a run to what differs in its recipe (see ``with_changes``).
+        """
         self.accelerator = make_accelerator(recipe.optim.mixed_precision)
         self.folder, self.word = run_folder(recipe), word
-        self.recipes = {
-            number: with_changes(with_changes(recipe, **change), run={"output_dir": str(self.home(number))})
-            for number, change in changes.items()
-        }
+        self.recipes: dict[int, Recipe] = {}
+        for number, change in changes.items():
+            changed = with_changes(recipe, **change)
+            self.recipes[number] = with_changes(changed, run={"output_dir": str(self.home(number))})
 
     def home(self, number: int) -> Path:
         """Returns the folder of a run."""
@@ -50,39 +53,56 @@ class RunGroup:
         return next(iter(self.recipes.values()))
 
     def existing(self) -> dict[int, Path]:
-        """Returns number -> folder of the runs in the folder. ``seed-01`` is no run."""
-        paths = list(self.folder.iterdir()) if self.folder.is_dir() else []
-        matches = ((re.fullmatch(rf"{self.word}-(0|[1-9]\d*)", path.name), path) for path in paths)
-        return dict(sorted((int(match[1]), path) for match, path in matches if match is not None))
+        """Returns the folders of runs that exist, by number and in the order of the numbers."""
+        found: dict[int, Path] = {}
+        if self.folder.is_dir():
+            for path in self.folder.iterdir():
+                # Without leading zeros, because the folder of seed 1 is never called "seed-01".
+                match = re.fullmatch(rf"{self.word}-(0|[1-9]\d*)", path.name)
+                if match is not None:
+                    found[int(match[1])] = path
+        return dict(sorted(found.items()))
 
     def check(self, *, overwrite: bool) -> None:
-        """Raises UsageError if the folder holds other files or runs with other settings."""
-        check_experiment_folder(self.folder, {f"{self.word}s.json", *(path.name for path in self.existing().values())})
+        """Raises UsageError if the folder holds other files, or runs with other settings.
+
+        All folders are checked before the first run, because a problem in the last one should not show up hours later.
+        """
+        marks = {path.name for path in self.existing().values()}
+        check_experiment_folder(self.folder, {f"{self.word}s.json", *marks})
         for number, recipe in self.recipes.items():
             home = self.home(number)
             outputs.check_folder(home)
-            metadata = None if overwrite else outputs.read_run_metadata(home)
-            if metadata is not None:  # not of another recipe, as far as that shows without reading data
-                settings = outputs.flat_settings(recipe.model.model_dump(), recipe.optim, recipe.run)
-                before = {name: value for name, value in metadata.settings.items() if name in settings}
-                outputs.changes(home, before, settings, finished=outputs.read_summary(home) is not None)
+            if overwrite:
+                continue
+            metadata = outputs.read_run_metadata(home)
+            if metadata is None:
+                continue
+            # The settings that follow from the recipe alone. Those of the data are compared when the run reads it.
+            settings = outputs.flat_settings(recipe.model.model_dump(), recipe.optim, recipe.run)
+            before = {name: value for name, value in metadata.settings.items() if name in settings}
+            outputs.changes(home, before, settings, finished=outputs.read_summary(home) is not None)
 
     def run(
         self, train: Callable[[Recipe], Result], *, progress: bool, remove: Iterable[Path] = ()
     ) -> Iterator[tuple[int, Result | DivergedError]]:
         """Trains one run after the other.
 
-        Yields the number of a run and its result, or its error if the run diverges.
-
         Args:
-            train: Trains a recipe.
-            progress: Announce each run on standard error.
-            remove: Folders of runs to remove before the first run, because the command that resumes does not overwrite.
+            train: Trains a recipe and returns its result.
+            progress: True to announce each run on standard error.
+            remove: The folders of runs that are removed before the first run. They are removed at once, because whoever
+                resumes an interrupted experiment does so without ``overwrite``, and would find old runs among the new.
+
+        Yields:
+            The number of a run and its result, or its error if the run diverged. The next run starts when the next item
+            is asked for.
         """
         broadcast_from_main(self.accelerator, remove_runs, list(remove))
         for position, (number, recipe) in enumerate(self.recipes.items(), start=1):
             if progress and is_main_process():
                 write_message(f"{self.word} {number} (run {position} of {len(self.recipes)})")
+            # Whether the other runs are still worth training is for the caller to decide.
             try:
                 result: Result | DivergedError = train(recipe)
             except DivergedError as error:
@@ -91,7 +111,7 @@ class RunGroup:
 
 
 def remove_runs(folders: Iterable[Path]) -> None:
-    """Removes the runs in some folders, and folders that hold nothing else."""
+    """Removes the runs in some folders, and the folders that hold nothing else."""
     for home in folders:
         if home.is_dir():
             with locked(home):
@@ -101,9 +121,12 @@ def remove_runs(folders: Iterable[Path]) -> None:
 
 
 def check_experiment_folder(folder: Path, marks: set[str]) -> None:
-    """Raises UsageError if a folder is not writable or holds other files."""
+    """Raises UsageError if a folder cannot be written, or holds files but none of the ``marks`` of an experiment."""
     check_writable(folder)
-    names = {path.name for path in folder.iterdir()} - {LOCK} if folder.is_dir() else set()
+    names: set[str] = set()
+    if folder.is_dir():
+        names = {path.name for path in folder.iterdir()} - {LOCK}
+    # A single run and an experiment in one folder would overwrite each other's reports and recipes.
     if names & {outputs.RUN, outputs.SUMMARY}:
         raise UsageError(f"{folder} holds a single run. Choose another folder for several runs")
     if names and not names & marks:
@@ -114,6 +137,9 @@ def check_experiment_folder(folder: Path, marks: set[str]) -> None:
 
 
 def with_changes(recipe: Recipe, **sections: Mapping[str, Any]) -> Recipe:
-    """Returns the recipe with other values. Each section maps its keys to values."""
+    """Returns the recipe with other values. Each section is given as a mapping from its keys to values.
+
+    The values are not validated again, so they have to be valid.
+    """
     copies = {name: getattr(recipe, name).model_copy(update=dict(values)) for name, values in sections.items()}
     return recipe.model_copy(update=copies)

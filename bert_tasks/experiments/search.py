@@ -37,9 +37,10 @@ if TYPE_CHECKING:  # Optuna is an extra
     from bert_tasks.experiments.study import Study
 
 STUDY, BEST = "study.db", "best.toml"
-METRIC, LOWER_IS_BETTER = "the metric", "lower is better"  # among the facts of the study
-_SHOWN = 6  # differing facts in a message
-# What may differ when the same command continues a search. Rows have fingerprints.
+METRIC, LOWER_IS_BETTER = "the metric", "lower is better"  # two of the facts of the study
+_SHOWN = 6  # the most differing facts that a message lists
+# What may differ when the same command continues a search. The files may move, because fingerprints tell whether the
+# rows are still the same.
 _FREE = {"search.trials", "search.hours", "run.output_dir", "data.train", "data.validation", "data.dir"}
 _FREE |= silent_settings()
 LUCK = (
@@ -53,7 +54,9 @@ class SearchResult(Result):
     """A search, with the trials that have ended.
 
     Attributes:
+        output_dir: The folder of the search.
         metric: The metric by which trials are compared.
+        lower_is_better: True if a lower value of the metric is better.
         trials: Optuna's trials, in the order in which they ran. ``params`` has the values and ``value`` the score. If a
             trial has no score, ``user_attrs["note"]`` says why.
         seed: The seed of all trials.
@@ -68,9 +71,9 @@ class SearchResult(Result):
     @property
     def best(self) -> "FrozenTrial | None":
         """The trial with the best score, of equal ones the first. None if no trial has a score."""
-        pick = min if self.lower_is_better else max
         scored = [trial for trial in self.trials if trial.value is not None]
-        return pick(scored, key=attrgetter("value"), default=None)
+        choose = min if self.lower_is_better else max
+        return choose(scored, key=attrgetter("value"), default=None)
 
     def folder_of(self, number: int) -> Path:
         """Returns the folder of a trial's run."""
@@ -78,11 +81,16 @@ class SearchResult(Result):
 
     def note_on(self, trial: "FrozenTrial") -> str:
         """Returns what there is to say about a trial besides its values and its score."""
-        return "best" if trial == self.best else str(trial.user_attrs.get("note", ""))
+        if trial == self.best:
+            return "best"
+        return str(trial.user_attrs.get("note", ""))
 
     @property
     def next(self) -> list[str]:
-        """The commands that train the best values and the recipe as it is with fresh seeds, and compare them."""
+        """The commands that train the best values and the recipe as it is with fresh seeds, and compare them.
+
+        The trials all have one seed, with which the best values may just be lucky, so the comparison needs others.
+        """
         seeds = ",".join(str((self.seed + number) % 2**32) for number in (1, 2, 3))
         commands, folders = [], []
         for recipe in (BEST, outputs.RECIPE):
@@ -98,14 +106,11 @@ class SearchResult(Result):
         for trial in self.trials:
             content = {"number": trial.number, "values": trial.params, "score": trial.value}
             trials.append(content | {"note": self.note_on(trial)})
-        return {
-            "metric": self.metric,
-            "lower_is_better": self.lower_is_better,
-            "trials": trials,
-            "best": None if self.best is None else self.best.number,
-            "run": None if self.best is None else str(self.folder_of(self.best.number)),
-            "next": [] if self.best is None else self.next,
-        }
+        search: dict[str, Any] = {"metric": self.metric, "lower_is_better": self.lower_is_better, "trials": trials}
+        if self.best is None:
+            return search | {"best": None, "run": None, "next": []}
+        folder = self.folder_of(self.best.number)
+        return search | {"best": self.best.number, "run": str(folder), "next": self.next}
 
     def lines(self) -> list[str]:
         """Returns the lines for a terminal."""
@@ -123,8 +128,10 @@ class SearchResult(Result):
 
 
 def shown_value(value: Any) -> str:
-    """Returns a value of a key, for people."""
-    return f"{value:.4g}" if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
+    """Returns a value of a key as people read it."""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _values_text(values: Mapping[str, Any]) -> str:
@@ -134,20 +141,32 @@ def _values_text(values: Mapping[str, Any]) -> str:
 def search(recipe: Recipe | str | Path, *, overwrite: bool = False, progress: bool = True) -> SearchResult:
     """Searches for better values of the keys in the recipe's ``[search]``.
 
+    Each trial is a run in ``OUTPUT_DIR/trial-NNN`` with the same seed, so the search costs as much as
+    ``search.trials`` runs, or less if a pruner ends bad trials early. The recipe's own values are the first trial,
+    unless the sampler is "grid". At the end, ``best.toml`` is the recipe with the best values. The score of the best
+    trial is too good on average, because it was chosen for it, so compare the means of the best values and of the
+    recipe as it is by `train_seeds`, with seeds that no trial had. ``SearchResult.next`` has the commands.
+
     Call it again to resume an interrupted search. The trial that was interrupted continues with its values, and later
     ones may have other values than those of an uninterrupted search. With more trials in the recipe it extends a
     complete search. A trial that diverges, or whose values the model rejects, has no score.
 
     Args:
         recipe: A recipe with ``[search]`` and ``run.output_dir``, or the path of its TOML file.
-        overwrite: True to replace an earlier search in the folder.
-        progress: True to show progress on standard error.
+        overwrite: True to replace an earlier search in the folder. Default: False.
+        progress: True to show progress on standard error, which is the default.
+
+    Returns:
+        All trials that have ended, of this call and of earlier ones, and the best of them.
 
     Raises:
         RecipeError, DataError, CheckpointError, UsageError, StoppedError: See ``fit``.
 
     Example:
-        >>> search("search.toml").best.params
+        >>> result = search("search.toml")
+        >>> list(result.best.params)
+        ['optim.learning_rate']
+        >>> commands = result.next  # which train the best values with other seeds, and compare them
     """
     loaded = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
     folder = run_folder(loaded)
@@ -155,6 +174,7 @@ def search(recipe: Recipe | str | Path, *, overwrite: bool = False, progress: bo
     accelerator = make_accelerator(loaded.optim.mixed_precision)
     with ExitStack() as stack:
         broadcast_from_main(accelerator, check_experiment_folder, folder, {STUDY})
+        # The main process holds the folder for all of them.
         broadcast_from_main(accelerator, lambda: stack.enter_context(locked(folder)))
         with main_process_first(accelerator):
             prepared = prepare(loaded)
@@ -167,7 +187,7 @@ def search(recipe: Recipe | str | Path, *, overwrite: bool = False, progress: bo
 
 
 def load_search(folder: Path) -> SearchResult:
-    """Returns the search in a folder, also an interrupted one, from the recipe and the trials there."""
+    """Returns the search in a folder, even if it was interrupted, from the recipe and the trials there."""
     recipe = load_recipe(folder / outputs.RECIPE)
     study = _study_of(recipe, folder)
     study.load()
@@ -175,6 +195,7 @@ def load_search(folder: Path) -> SearchResult:
 
 
 def _study_of(recipe: Recipe, folder: Path) -> "Study":
+    """Returns the study of a recipe, which is not opened yet. Raises RecipeError if the recipe cannot be searched."""
     if recipe.search is None:
         raise RecipeError("the recipe has nothing to search. Add a section [search] with keys and their ranges")
     if recipe.folds is not None:
@@ -198,9 +219,10 @@ def _open(study: "Study", prepared: LoadedRecipe) -> None:
     """Opens the study of a recipe. Raises UsageError if its trials have another recipe or other rows."""
     recipe, folder = prepared.recipe, study.path.parent
     facts = _facts(prepared)
+    # The recipe's own values come first, as far as they are in range, so that the best trial is no worse than they are.
     first = {key: facts[key] for key, space in study.search.space.items() if facts.get(key) in space}
     study.open(facts, first=first, seed=recipe.run.seed, lower_is_better=facts[LOWER_IS_BETTER])
-    changes = list(map(str, outputs.differences(study.facts, facts)))
+    changes = [str(change) for change in outputs.differences(study.facts, facts)]
     if changes:
         raise UsageError(
             f"{folder} holds a search that differs in {', '.join(changes[:_SHOWN])}. "
@@ -210,13 +232,17 @@ def _open(study: "Study", prepared: LoadedRecipe) -> None:
 
 
 def _facts(prepared: LoadedRecipe) -> dict[str, Any]:
-    """Returns what all trials of a folder have in common, by ``section.key`` or in words."""
+    """Returns what all trials of a folder have in common, by ``section.key`` or in words.
+
+    Optuna stores the facts as JSON, so they are compared as JSON has them, with lists instead of tuples.
+    """
     document = json.loads(json.dumps(prepared.recipe.model_dump(exclude_none=True), default=str))
     facts = {"task": document.pop("task")}
     for section, values in document.items():
         facts |= {f"{section}.{key}": value for key, value in values.items()}
     for name, split in outputs.data_metadata(prepared.splits).items():
         facts[f"the rows of {name}"] = split.fingerprint
+    # A metric of one's own decides for itself whether lower is better, so it is loaded here.
     sets = list(prepared.splits.validation)
     tasks = {name: head.task for name, head in prepared.heads.items()}
     run = prepared.recipe.run
@@ -227,6 +253,7 @@ def _facts(prepared: LoadedRecipe) -> dict[str, Any]:
 
 
 def _result(study: "Study", recipe: Recipe) -> SearchResult:
+    """Returns the trials that have ended so far."""
     return SearchResult(
         output_dir=study.path.parent,
         metric=str(study.facts.get(METRIC)),
@@ -239,7 +266,9 @@ def _result(study: "Study", recipe: Recipe) -> SearchResult:
 def _with_trials(recipe: Recipe, study: "Study", *, progress: bool) -> SearchResult:
     """Runs the trials that are missing, and returns the search."""
     accelerator, section = make_accelerator(recipe.optim.mixed_precision), study.search
+    # All processes go by the clock and by the study of the main process, so that all of them run the same trials.
     began, is_late = broadcast_from_main(accelerator, time.monotonic), False
+    # A grid ends when it is complete.
     total = section.trials
     if section.sampler == "grid":
         total = min(total, section.grid_size())
@@ -259,7 +288,7 @@ def _with_trials(recipe: Recipe, study: "Study", *, progress: bool) -> SearchRes
 
 
 def _remove_weights(result: SearchResult) -> None:
-    """Removes the weights of all trials but the best."""
+    """Removes the weights of all trials but the best, because a search of large models would fill the disk."""
     for trial in result.trials:
         outputs.remove_weights(result.folder_of(trial.number), keep_model=trial == result.best)
 
@@ -274,10 +303,12 @@ def _run_trial(
     except DivergedError as error:
         return None, f"diverged at {error}"
     except (RecipeError, UsageError) as error:  # the model or other settings reject the values
+        # An error that only this process has would leave the others waiting, so it ends the search.
         if not error.collective:
             raise
         return None, " ".join(str(error).split())
     score = result.metrics[callback.metric]
+    # NaN cannot be ranked, so such a trial has no score.
     if not math.isfinite(score):
         return None, f"{callback.metric} is not a number"
     return score, ""
@@ -290,6 +321,7 @@ class _Pruning(TrainerCallback):
         self.study, self.metric = study, metric
 
     def on_evaluate(self, trainer: Trainer, record: dict[str, Any]) -> bool:
+        # Counted in the file, because a trial that was interrupted continues after some of its evaluations.
         events = outputs.read_events(trainer.output_dir)
         evaluation = sum(event.event == "evaluation" for event in events)
         is_last = record["step"] == trainer.steps.plan.total
@@ -297,6 +329,7 @@ class _Pruning(TrainerCallback):
 
 
 def _write_best(recipe: Recipe, result: SearchResult) -> None:
+    """Writes the recipe with the best values. It has no output folder, because each run of it needs its own."""
     if result.best is not None:
         best = with_changes(with_values(recipe, result.best.params), run={"output_dir": None})
         outputs.write_text(result.output_dir / BEST, resolved_toml(best))

@@ -1,6 +1,10 @@
 """One recipe with several seeds, which shows how much of a score is due to chance.
 
 Owns ``seeds.json``, the statistics over the runs, and the tables for people and programs.
+
+The seed decides about the weights of a new head, the order of the rows and dropout. Fine-tuned on a small data set, the
+same model may differ by several points from seed to seed (Dodge et al., arXiv:2002.06305), and some runs may end with a
+model that predicts one class. So a difference between two settings means little unless it is larger than this spread.
 """
 
 import math
@@ -34,10 +38,10 @@ _SHOWN = 3  # settings in a note
 
 
 class SeedRun(Record):
-    """One seed's run, as in ``seeds.json``. A run that diverged has a ``failure``, but neither steps nor metrics.
+    """The run of one seed, as in ``seeds.json``. A run that diverged has a ``failure``, but no steps and no metrics.
 
     Attributes:
-        value: The metric that selects the best model, which only the file has.
+        value: The metric that selects the best model, which is set only in the file.
         collapse: As in ``FitResult``.
         result: The result of the run. None if it diverged, and in the file.
     """
@@ -70,18 +74,21 @@ class SeedRun(Record):
 
     def metric(self, name: str) -> float:
         """Returns a metric of the best model, or NaN if there is none."""
-        return math.nan if self.metrics is None else self.metrics.get(name, math.nan)
+        if self.metrics is None:
+            return math.nan
+        return self.metrics.get(name, math.nan)
 
 
 class Spread(Record):
-    """A metric over several runs.
+    """The distribution of a metric over several runs.
 
-    It has no mean if it is NaN in some run.
+    Mean, deviation and median are NaN if the metric is NaN in some run.
 
     Attributes:
         runs: Number of runs that have the metric.
         std: The sample standard deviation (divided by runs - 1). NaN for a single run.
-        best, best_seed: The highest value (if lower is better, the lowest) and its seed. The first of equal values.
+        best, best_seed: The highest value (if lower is better, the lowest) and its seed. Of equal values it is the
+            first.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -111,8 +118,10 @@ class SeedsResult(Result):
     """All runs of a recipe, in the order of the seeds.
 
     Attributes:
-        metric, lower_is_better: The metric that picks the best model, and metrics for which lower is better.
-        notes: Sentences that a reader of the statistics must know.
+        output_dir: The folder with the runs and with ``seeds.json``.
+        metric, lower_is_better: The metric that selects the best model, and all metrics for which lower is better.
+        runs: The run of each seed.
+        notes: Warnings about the statistics in whole sentences, for example that runs have different validation rows.
     """
 
     output_dir: Path
@@ -143,32 +152,42 @@ class SeedsResult(Result):
 
     @property
     def faults(self) -> list[str]:
-        """The number of diverged or collapsed runs, and the effect on the statistics."""
-        faults = [f"{self._counted(self.failed)} diverged and are not counted"] if self.failed else []
+        """Sentences with the number of runs that diverged or collapsed, and the metric of the others.
+
+        A run that collapsed counts in the statistics, because it has metrics. A few of them move the mean far from what
+        a usual run reaches, so the metric of the others is shown, too.
+        """
+        faults: list[str] = []
+        if self.failed:
+            faults.append(f"{self._counted(self.failed)} diverged and are not counted")
         if self.collapsed:
-            left, rest = self.metrics_without_collapsed.get(self.metric), "No other run is left"
-            if left is not None:
-                mean, std = format_number(left.mean), format_number(left.std)
-                others = f"others have mean {self.metric} {mean}, std {std}"
-                rest = f"The {others if left.runs > 1 else f'other has {self.metric} {mean}'}"
+            others, rest = self.metrics_without_collapsed.get(self.metric), "No other run is left"
+            if others is not None:
+                mean, std = format_number(others.mean), format_number(others.std)
+                rest = f"The other has {self.metric} {mean}"
+                if others.runs > 1:
+                    rest = f"The others have mean {self.metric} {mean}, std {std}"
             faults.append(f"{self._counted(self.collapsed)} collapsed. {rest}")
         return faults
 
     def _counted(self, some: Sequence[SeedRun]) -> str:
         seeds = ", ".join(str(run.seed) for run in some)
-        return f"{len(some)} of {len(self.runs)} runs (seed{'s' if len(some) > 1 else ''} {seeds})"
+        word = "seeds" if len(some) > 1 else "seed"
+        return f"{len(some)} of {len(self.runs)} runs ({word} {seeds})"
 
     def to_json(self) -> dict[str, Any]:
         """Returns the content of ``seeds.json``."""
         without_collapsed = None
         if self.collapsed:
             without_collapsed = self.metrics_without_collapsed
+        failures = {str(run.seed): run.failure for run in self.runs if run.failure is not None}
+        collapses = {str(run.seed): run.collapse for run in self.runs if run.collapse is not None}
         record = SeedsRecord(
             metric=self.metric,
             seeds=[run.seed for run in self.runs],
             metrics=self.metrics,
-            collapsed={str(run.seed): run.collapse for run in self.runs if run.collapse is not None},
-            failed={str(run.seed): run.failure for run in self.runs if run.failure is not None},
+            collapsed=collapses,
+            failed=failures,
             metrics_without_collapsed=without_collapsed,
             runs=[run.model_copy(update={"value": run.metric(self.metric)}) for run in self.runs],
             notes=list(self.notes),
@@ -178,53 +197,64 @@ class SeedsResult(Result):
     def lines(self) -> list[str]:
         """Returns the lines for a terminal."""
         metrics, results = self.metrics, [run.result for run in self.runs if run.result is not None]
-        tables: dict[str, MetricTable] = {}  # validation set -> means of metrics, empty if all diverged
+        tables: dict[str, MetricTable] = {}  # the means of the metrics of each validation set, empty if all diverged
         if results:
-            by_set = metrics_by_set({name: spread.mean for name, spread in metrics.items()}, results[0].validation_sets)
-            tables = {name: metric_table(results[0].tasks, means) for name, means in by_set.items()}
-        of_metrics = []
-        for key in {metric_key(name, metric): None for name, table in tables.items() for metric in table.overall}:
-            spread = metrics[key]
-            numbers = (spread.mean, spread.std, spread.median, spread.best, spread.best_seed)
-            of_metrics.append((key, *map(format_number, numbers)))
-        of_runs = list(map(self._run_cells, self.runs))
+            means = {name: spread.mean for name, spread in metrics.items()}
+            by_set = metrics_by_set(means, results[0].validation_sets)
+            tables = {name: metric_table(results[0].tasks, of_set) for name, of_set in by_set.items()}
+        of_metrics: dict[str, tuple[str, ...]] = {}
+        for name, table in tables.items():
+            for metric in table.overall:
+                key = metric_key(name, metric)
+                spread = metrics[key]
+                numbers = (spread.mean, spread.std, spread.median, spread.best, spread.best_seed)
+                of_metrics[key] = (key, *map(format_number, numbers))
+        of_runs = [self._run_cells(run) for run in self.runs]
         lines = [*Table(columns=("seed", self.metric, "best step", ""), rows=of_runs).lines(), ""]
-        lines += Table(columns=("metric", "mean", "std", "median", "best", "of seed"), rows=of_metrics).lines()
+        columns = ("metric", "mean", "std", "median", "best", "of seed")
+        lines += Table(columns=columns, rows=list(of_metrics.values())).lines()
         for name, table in tables.items():
             if table.rows:
-                title = f"means of each {table.word}{f' of {name}' if name else ''}:"
-                lines += ["", title, *table.class_lines(), ""]
-        lines += [*self.faults, *dict.fromkeys(note for result in results for note in result.notes)]
-        return [*lines, *self.notes, f"runs: {self.output_dir}"]
+                of_set = f" of {name}" if name else ""
+                lines += ["", f"means of each {table.word}{of_set}:", *table.class_lines(), ""]
+        notes: dict[str, None] = {}  # each once, because most notes are about the data, which all runs share
+        for result in results:
+            notes |= dict.fromkeys(result.notes)
+        return [*lines, *self.faults, *notes, *self.notes, f"runs: {self.output_dir}"]
 
     def _run_cells(self, run: SeedRun) -> tuple[str, ...]:
         if run.result is None:
             return (str(run.seed), "-", "-", f"diverged at {run.failure}")
         steps = f"{run.result.best_step} of {run.result.steps}"
-        remarks = ["complete already"] if run.result.reused else []
-        remarks += [] if run.collapse is None else [f"collapsed: {run.collapse}"]
+        remarks: list[str] = []
+        if run.result.reused:
+            remarks.append("complete already")
+        if run.collapse is not None:
+            remarks.append(f"collapsed: {run.collapse}")
         return (str(run.seed), format_number(run.metric(self.metric)), steps, ", ".join(remarks))
 
 
 def spreads(runs: Sequence[SeedRun], lower_is_better: Set[str] = frozenset()) -> dict[str, Spread]:
-    """Returns every metric over the runs that have it."""
+    """Returns the distribution of each metric over the runs that have it."""
     results = {run.seed: run.metrics for run in runs if run.metrics is not None}
-    spread_of = {}
-    for name in dict.fromkeys(name for metrics in results.values() for name in metrics):
+    names: dict[str, None] = {}
+    for metrics in results.values():
+        names |= dict.fromkeys(metrics)
+    spread_of: dict[str, Spread] = {}
+    for name in names:
         values = {seed: metrics[name] for seed, metrics in results.items() if name in metrics}
         numbers = list(values.values())
-        is_finite = all(map(math.isfinite, numbers))
-        pick = min if name in lower_is_better else max
-        comparable = (seed for seed, value in values.items() if not math.isnan(value))
-        best = pick(comparable, key=values.__getitem__, default=None)
-        spread_of[name] = Spread(
-            runs=len(numbers),
-            mean=statistics.fmean(numbers) if is_finite else math.nan,
-            std=statistics.stdev(numbers) if is_finite and len(numbers) > 1 else math.nan,
-            median=statistics.median(numbers) if is_finite else math.nan,
-            best=math.nan if best is None else values[best],
-            best_seed=best,
-        )
+        mean = std = median = math.nan
+        if all(math.isfinite(number) for number in numbers):
+            mean, median = statistics.fmean(numbers), statistics.median(numbers)
+            if len(numbers) > 1:
+                std = statistics.stdev(numbers)
+        # NaN compares as False with everything, so min and max would return it or not, depending on the order.
+        comparable = [seed for seed, value in values.items() if not math.isnan(value)]
+        choose = min if name in lower_is_better else max
+        best_seed = choose(comparable, key=values.__getitem__, default=None)
+        best = math.nan if best_seed is None else values[best_seed]
+        spread_of[name] = Spread(runs=len(numbers), mean=mean, std=std, median=median, best=best, best_seed=best_seed)
     return spread_of
 
 
@@ -237,28 +267,39 @@ def train_seeds(
 ) -> SeedsResult:
     """Trains a recipe once for each seed and compares the runs.
 
+    Use it before you compare two models or two settings, because the same recipe may differ by several points from seed
+    to seed on a small data set. It costs one run for each seed. Two seeds are too few to tell which side is better, so
+    take at least three to five.
+
     ``OUTPUT_DIR/seed-N`` is the run of the recipe with ``run.seed = N``. A finished run is not repeated, and an
     unfinished one resumes. If a run diverges, the others continue. Runs of other seeds in the folder are compared, too,
-    if they have the same settings. The comparison is written to ``seeds.json``.
+    if they have the same settings, so you can add seeds later. The comparison is written to ``seeds.json``.
 
     Args:
         recipe: A recipe, or the path of its TOML file.
-        seeds: The seeds. Default: the recipe's ``run.seeds``.
-        overwrite: True to repeat all runs, and to replace runs of other recipes.
-        progress: True to show progress on standard error.
+        seeds: The seeds, whole numbers from 0 to 2**32 - 1. Default: the recipe's ``run.seeds``.
+        overwrite: True to repeat all runs, and to replace runs of other recipes. Default: False.
+        progress: True to show progress on standard error, which is the default.
+
+    Returns:
+        All runs, with the mean, the deviation and the median of each metric, and with the best seed.
 
     Raises:
         RecipeError, DataError, CheckpointError, UsageError, StoppedError: See ``fit``.
 
     Example:
-        >>> train_seeds("recipe.toml", [1, 2]).metrics["accuracy"].std
+        >>> result = train_seeds("recipe.toml", [1, 2])
+        >>> [run.seed for run in result.runs]
+        [1, 2]
+        >>> deviation = result.metrics["accuracy"].std  # over the two runs
     """
     loaded = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
     group = seed_group(loaded, seeds, overwrite=overwrite)
+    replaced: list[Path] = []
+    if overwrite:
+        replaced = [group.home(seed) for seed in group.recipes]
     results = group.run(
-        lambda planned: train(planned, overwrite=overwrite, progress=progress),
-        progress=progress,
-        remove=map(group.home, group.recipes) if overwrite else (),
+        lambda planned: train(planned, overwrite=overwrite, progress=progress), progress=progress, remove=replaced
     )
     runs = []
     for seed, result in results:
@@ -267,23 +308,28 @@ def train_seeds(
     notes: list[str] = []
     if group.accelerator.is_main_process:
         others = _earlier_runs(group, loaded, notes)
-        runs = sorted([*runs, *others], key=lambda run: run.seed) if others else runs
-    read = map(outputs.read_run_metadata, (run.output_dir for run in runs))
-    metadata = [content for content in read if content is not None]
-    metrics = metadata[0].metrics
+        if others:  # otherwise the order of the recipe stays
+            runs = sorted([*runs, *others], key=lambda run: run.seed)
+    metadata: list[RunRecord] = []
+    for run in runs:
+        content = outputs.read_run_metadata(run.output_dir)
+        if content is not None:  # a run may diverge before it has written a file
+            metadata.append(content)
+    metrics = metadata[0].metrics  # the same for all, because they have the same settings
     if any(other.validation_fingerprints != metadata[0].validation_fingerprints for other in metadata[1:]):
         notes.insert(
             0,
             "the runs have different validation rows, because each seed selects its own, which adds to the spread. "
             "Set data.validation to compare them on the same rows",
         )
+    lower_is_better: set[str] = set()
+    for name in metrics.sets:
+        lower_is_better |= {metric_key(name, metric) for metric in metrics.lower_is_better}
     compared = SeedsResult(
         output_dir=group.folder,
         metric=metrics.best,
         runs=tuple(runs),
-        lower_is_better=frozenset(
-            metric_key(name, metric) for name in metrics.sets for metric in metrics.lower_is_better
-        ),
+        lower_is_better=frozenset(lower_is_better),
         notes=tuple(notes),
     )
     if group.accelerator.is_main_process:
@@ -292,12 +338,17 @@ def train_seeds(
 
 
 def dry_run_seeds(recipe: Recipe, seeds: Iterable[int] | None = None, *, overwrite: bool = False) -> DryRun:
-    """Checks all folders and returns the dry run of the first seed."""
+    """Checks all folders and returns the dry run of the first seed, because the others differ only in the seed."""
     return dry_run(seed_group(recipe, seeds, overwrite=overwrite).first, overwrite=overwrite)
 
 
 def seed_group(recipe: Recipe, seeds: Iterable[int] | None = None, *, overwrite: bool = False) -> RunGroup:
-    """Checks the folders of a recipe's runs and returns the runs."""
+    """Checks the folders of a recipe's runs and returns the runs.
+
+    Raises:
+        RecipeError: There are no seeds, or they are invalid.
+        UsageError: A folder holds other files, or runs with other settings.
+    """
     numbers = recipe.run.seeds
     if seeds is not None:
         options = {"seeds": tuple(seeds)}
@@ -322,15 +373,17 @@ def parse_seeds(text: str) -> tuple[int, ...]:
 
 
 def _earlier_runs(group: RunGroup, recipe: Recipe, notes: list[str]) -> list[SeedRun]:
-    """Returns runs of other seeds, and adds a note on each that cannot be compared."""
-    failures: dict[str, str] = {}  # seed -> why its run failed, as the last comparison says, if that can be read
-    with suppress(UsageError):
+    """Returns the runs of other seeds in the folder, and adds a note on each that cannot be compared."""
+    # Why the runs of some seeds failed. Only the last comparison says it, because a run that diverged has no summary.
+    failures: dict[str, str] = {}
+    with suppress(UsageError):  # a damaged file counts as none
         failures = read_record(group.folder / SEEDS, SeedsRecord, remedy="").failed
     current = outputs.read_run_metadata(group.home(next(iter(group.recipes))))
     earlier: list[SeedRun] = []
     for seed, folder in group.existing().items():
         try:
             metadata = outputs.read_run_metadata(folder)
+            # The runs of this call are compared anyway.
             if metadata is None or current is None or seed in group.recipes:
                 continue
             _check_settings(metadata, current)
@@ -354,9 +407,11 @@ def _check_settings(metadata: RunRecord, current: RunRecord) -> None:
     """Raises UsageError if a run has other settings, except the seed and its rows."""
     differing = {change.name for change in outputs.differences(metadata.settings, current.settings)}
     differing -= {"run.seed", *silent_settings()}
-    # Validation rows that are taken from the training rows differ.
+    # If validation rows are taken from the training rows, each seed selects others, so both sets differ.
     if metadata.validation_fingerprints != current.validation_fingerprints:
         differing = {name for name in differing if not name.startswith("data.")}
     if differing:
-        names = ", ".join([*sorted(differing)[:_SHOWN], *(["..."] if len(differing) > _SHOWN else [])])
-        raise UsageError(f"It has other settings ({names})")
+        names = sorted(differing)[:_SHOWN]
+        if len(differing) > _SHOWN:
+            names.append("...")
+        raise UsageError(f"It has other settings ({', '.join(names)})")

@@ -1,6 +1,8 @@
 """The study of a search, which Optuna keeps in a SQLite file.
 
-The only module that imports Optuna, which is an extra. Optuna stores the trials, suggests their values and prunes them.
+This is the only module that imports Optuna, which is an optional extra. Optuna stores the trials, suggests their values
+and prunes them. The package asks for one trial after the other, instead of calling ``study.optimize``, because an
+interrupted trial has to continue with its values.
 """
 
 import math
@@ -35,12 +37,12 @@ _DAMAGED = (RuntimeError, LookupError, ValueError, TypeError, AttributeError, As
 
 
 class Study:
-    """Optuna's study of a search.
+    """The study of a search, as Optuna stores it.
 
     Every method raises CheckpointError if the file is damaged or cannot be written.
 
     Attributes:
-        facts: What all trials have in common, such as the rows, as the file has it.
+        facts: What all trials have in common, such as the rows, as it is written in the file.
     """
 
     facts: dict[str, Any]
@@ -51,7 +53,7 @@ class Study:
         self.path, self.search = path, search
 
     def load(self) -> None:
-        """Opens the file of an earlier search."""
+        """Opens the file of an earlier search, to read its trials."""
         with self._file_errors():
             self._study = optuna.load_study(study_name=_NAME, storage=self._storage())
             self.facts = dict(self._study.user_attrs[_FACTS])
@@ -76,6 +78,7 @@ class Study:
                 if self.search.sampler != "grid":
                     study.enqueue_trial(dict(first), skip_if_exists=True)
                 study.set_user_attr(_FACTS, dict(facts))
+            # Neither the pruner nor the sampler is stored in the file.
             study.pruner = _PRUNERS[self.search.pruner]
             begun = [trial for trial in study.trials if trial.state is not TrialState.WAITING]
             study.sampler = _sampler(self.search, seed=seed, earlier=len(begun))
@@ -95,7 +98,7 @@ class Study:
         """Returns the number and the values of the next trial, which is an interrupted one, if there is one."""
         with self._file_errors():
             interrupted = self._study.get_trials(states=(TrialState.RUNNING,))
-            if interrupted:
+            if interrupted:  # a kill left it in this state. Only one trial runs at a time
                 self._trial = Trial(self._study, interrupted[0]._trial_id)
             else:
                 self._trial = self._study.ask()
@@ -114,7 +117,7 @@ class Study:
             return _NOTE in self._trial.user_attrs
 
     def end(self, score: float | None, note: str) -> None:
-        """Stores the end of the trial. One that was pruned, or has a note, has no score."""
+        """Stores the end of the trial. A trial that was pruned or has a note gets no score."""
         trial = self._trial
         with self._file_errors():
             if note:
@@ -127,12 +130,17 @@ class Study:
                 trial.storage.set_trial_state_values(trial._trial_id, TrialState.COMPLETE, [score])
 
     def _storage(self) -> optuna.storages.RDBStorage:
+        """Returns the SQLite file as Optuna reads and writes it. Silences Optuna's own log."""
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         url = URL.create("sqlite", database=str(self.path)).render_as_string()
         return optuna.storages.RDBStorage(url, engine_kwargs={"poolclass": NullPool})  # which keeps no file open
 
     @contextmanager
     def _file_errors(self) -> Iterator[None]:
+        """Turns the errors of Optuna and of SQLAlchemy into CheckpointError.
+
+        A damaged file makes Optuna fail anywhere, so ordinary errors such as KeyError count, too.
+        """
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # Optuna's, about choices that are lists
@@ -146,6 +154,11 @@ class Study:
 
 
 def _sampler(search: SearchSection, *, seed: int, earlier: int) -> BaseSampler:
+    """Returns the sampler of a search that continues after some earlier trials.
+
+    The state of a sampler's random numbers is not stored. With the seed alone, a search that continues would draw the
+    values of its first trials again, so the number of earlier trials is added. A grid knows which cells are done.
+    """
     if search.sampler == "grid":
         return GridSampler({key: list(space.values) for key, space in search.space.items()}, seed=seed)
     fresh_seed = (seed + earlier) % 2**32

@@ -1,5 +1,8 @@
 """Distillation, in which a student learns from a teacher and from the labels.
 
+Owns the loss of a student with one teacher, the checks that a teacher fits its student, and the cache of the teacher's
+logits. The loss with several teachers is in distillation_of_several.py.
+
 Shape legend: N tokens, B sequences, T tokens of a group's longest sequence, H hidden, A relation heads, D their size.
 """
 
@@ -41,20 +44,23 @@ from bert_tasks.tasks.windows.frame import Frame
 from bert_tasks.training.evaluation import Validation
 from bert_tasks.training.objectives import Objective, weights_digest
 
-LOGITS = "teacher_logits"  # the field of features with logits that are kept
+LOGITS = "teacher_logits"  # the field of features with logits from the cache
 _CACHE_VERSION = 1
-_MASKED = -1e30  # a score of padding, because infinity would make the divergence NaN
+# The score of padding. With minus infinity both logarithms would be minus infinity there, and their difference in the
+# divergence would be NaN.
+_MASKED = -1e30
 
 
 class TaughtObjective(Objective):
     """What the distillation of one task and of several have in common.
 
-    Teacher and student read the same inputs. The teacher is not trained, is not in checkpoints, and stays in evaluation
-    mode.
+    Teacher and student read the same inputs. The teacher is not trained, is not stored in checkpoints, and stays in
+    evaluation mode, because dropout in the teacher would add noise to what the student learns.
 
     Attributes:
-        teachers: The teacher of each task that has one, by the name of its head.
-        section: How it teaches.
+        teachers: The teacher of each task that has one, by the name of its head. A plain mapping keeps their weights
+            out of ``parameters`` and ``train``, which torch would apply to registered modules.
+        section: The settings that say how the teachers teach.
     """
 
     allows_graphs: ClassVar[bool] = True
@@ -71,16 +77,14 @@ class TaughtObjective(Objective):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        sizes = {
-            name: f"{sum(map(Tensor.numel, model.parameters())):,} parameters in "
-            f"{counted(len(model.config.layer_order), 'layer')}"
-            for name, model in (*self.teachers.items(), ("the model", self.model))
-        }
-        return tuple(
-            f"teacher {f'of {task} ' if task else ''}{teacher_name(teacher)} has {sizes[task]}, and "
-            f"the model has {sizes['the model']}"
-            for task, teacher in self.teachers.items()
-        )
+        student_size = _model_size(self.model)
+        notes: list[str] = []
+        for task, teacher in self.teachers.items():
+            of_task = f"of {task} " if task else ""
+            notes.append(
+                f"teacher {of_task}{teacher_name(teacher)} has {_model_size(teacher)}, and the model has {student_size}"
+            )
+        return tuple(notes)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Moves the teachers with the student, to a device or a precision."""
@@ -101,39 +105,51 @@ class TaughtObjective(Objective):
         prepared = [self._of_teacher(feature) for feature in super().prepare(features, keys, corpus)]
         if self._cached is None:
             return prepared
-        logits = [row["logits"] for row in self._cached[keys.numbers]]
-        return [
-            {**feature, "fields": {**feature.get("fields", {}), LOGITS: values}}
-            for feature, values in zip(prepared, logits, strict=True)
-        ]
+        taught: list[Feature] = []
+        for feature, row in zip(prepared, self._cached[keys.numbers], strict=True):
+            fields = {**feature.get("fields", {}), LOGITS: row["logits"]}
+            taught.append({**feature, "fields": fields})
+        return taught
 
     def _batch_of(self, teacher: AnyModel, batch: PackedBatch) -> PackedBatch:
-        """Returns the batch with the position ids of the teacher's family."""
+        """Returns the batch with the position ids of the teacher's family.
+
+        RoBERTa counts positions from the id of its padding token plus 1, most others from 0.
+        """
         shift = teacher.config.position_offset - self.model.config.position_offset
-        return replace(batch, position_ids=batch.position_ids + shift) if shift else batch
+        if not shift:
+            return batch
+        return replace(batch, position_ids=batch.position_ids + shift)
 
     def _of_teacher(self, feature: Feature) -> Feature:
-        """Returns the feature with BERT's segments if only the teacher reads them."""
+        """Returns the feature with the segments of BERT if the teacher reads them and the student does not.
+
+        They are 0 up to the first separator and 1 after it.
+        """
         teacher = self.teachers.get(head_of(feature))
         if self.model.config.type_vocab_size or teacher is None:
             return feature
         if not any(Frame.of(teacher.require_tokenizer(), texts=2).types):
             return feature
         ids, separator = feature["input_ids"], self.model.require_tokenizer().sep_token_id
-        first = ids.index(separator) + 1 if separator in ids else len(ids)
+        first = len(ids)
+        if separator in ids:
+            first = ids.index(separator) + 1
         return {**feature, "token_type_ids": [0] * first + [1] * (len(ids) - first)}
 
 
 class Distillation(TaughtObjective):
     """The loss of the task and the distances of the student from a teacher.
 
-    The loss is ``(1 - weight)`` times the loss of the task plus ``weight`` times the distance of the logits, which rows
-    without labels have, too, plus the distances of hidden states and of relations.
+    The loss is ``(1 - weight)`` times the loss of the task plus ``weight`` times the distance of the logits (Hinton et
+    al., arXiv:1503.02531), plus the distances of hidden states and of relations. Rows without labels have these
+    distances, too, so a student can learn from texts that nobody has labelled.
 
     Attributes:
         model: The student.
         teacher: A model of the same task (see ``check_teacher``).
-        relation_heads: Number of heads in which queries, keys and values are compared. 0 does not compare them.
+        relation_heads: Number of heads in which queries, keys and values are compared. They are not compared if it is
+            0.
     """
 
     model: TaskModel
@@ -144,7 +160,8 @@ class Distillation(TaughtObjective):
         Args:
             model: The student.
             teacher: A trained model.
-            section: A recipe's ``[teacher]``. Its name and revision are not used. Default: the section's defaults.
+            section: The section ``[teacher]`` of a recipe. Its name and revision are not used, because the teacher is
+                loaded already. Default: the defaults of the section.
 
         Raises:
             UsageError: The teacher has another task, other labels or another tokenizer, the task cannot learn from a
@@ -155,13 +172,15 @@ class Distillation(TaughtObjective):
         self.teachers = {"": teacher.eval()}  # torch registers no mapping
 
     def _check(self, teacher: TaskModel) -> None:
+        """Rejects a teacher that the section asks more of than the two models have, and sets ``relation_heads``."""
         model, section = self.model, self.section
         check_teacher(teacher, model)
         reject = partial(require, error=UsageError)
         widths = (teacher.config.hidden_size, model.config.hidden_size)
-        self.relation_heads = heads = (
-            teacher.config.num_attention_heads if section.relations is True else int(section.relations)
-        )
+        heads = int(section.relations)
+        if section.relations is True:
+            heads = teacher.config.num_attention_heads
+        self.relation_heads = heads
         reject(
             section.hidden == "none" or widths[0] == widths[1],
             f"teacher.hidden = {section.hidden!r} needs models of one width, but the teacher has {widths[0]} and "
@@ -193,22 +212,27 @@ class Distillation(TaughtObjective):
 
     @property
     def settings(self) -> dict[str, Any]:
-        origin = {} if self.teacher.origin is None else dict(vars(self.teacher.origin))
+        origin: dict[str, Any] = {}
+        if self.teacher.origin is not None:
+            origin = dict(vars(self.teacher.origin))
         return {"teacher": {**origin, "digest": weights_digest(self.teacher.state_dict()), **self._options}}
 
     def agreement(self, validation: Validation, accelerator: Accelerator) -> dict[str, float]:
-        task, teacher_task, shares = self.model.task, self.teacher.task, {}
+        task, teacher_task = self.model.task, self.teacher.task
+        agreements: dict[str, float] = {}
+        # With the thresholds that were tuned for the student, so that only the logits differ.
         self.teacher.task = task
         try:
             for name, (samples, table) in validation.items():
-                inputs = ((self.model, samples), (self.teacher, tokenized(table, self.teacher)))
-                predictions = [evaluate_samples(*each, table, accelerator).scores[""].predictions for each in inputs]
+                of_teacher = tokenized(table, self.teacher)
+                student = evaluate_samples(self.model, samples, table, accelerator).scores[""]
+                teacher = evaluate_samples(self.teacher, of_teacher, table, accelerator).scores[""]
                 with suppress(DataError):
-                    same = task.output.agreements(*predictions)
-                    shares[name] = sum(same) / max(1, len(same))
+                    same = task.output.agreements(student.predictions, teacher.predictions)
+                    agreements[name] = sum(same) / max(1, len(same))
         finally:
             self.teacher.task = teacher_task
-        return shares
+        return agreements
 
     def counts(self, features: Sequence[Feature]) -> dict[str, float]:
         counts = super().counts(features)
@@ -223,10 +247,12 @@ class Distillation(TaughtObjective):
         task, section = self.model.task, self.section
         student, states = self._outputs(self.model, batch)
         if LOGITS in batch.fields:
+            # The cache is used only if no states are compared, so those of the student are none.
             teacher, teacher_states = batch.fields[LOGITS].to(student.dtype).view_as(student), states
         else:
             with torch.no_grad():
                 teacher, teacher_states = self._outputs(self.teacher, self._batch_of(self.teacher, batch))
+        # In float32, because the logarithms of small probabilities are inexact in half precision.
         with torch.autocast(batch.input_ids.device.type, enabled=False):
             own = task.output.loss(student, batch)
             terms = [replace(term, weight=term.weight * (1 - section.weight)) for term in own]
@@ -236,7 +262,11 @@ class Distillation(TaughtObjective):
         return tuple(terms)
 
     def _outputs(self, model: TaskModel, batch: PackedBatch) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """Returns logits, last states ``[N, H]``, and queries, keys, values ``[N, 3, H]``."""
+        """Returns the logits of a model and what is compared besides them.
+
+        That is ``hidden``, the states ``[N, H]`` after the last layer, and ``qkv``, the queries, keys and values
+        ``[N, 3, H]`` of the last layer.
+        """
         if not self._reads_states:
             return float32(model(batch)), {}
         logits, states = model.forward_states(batch)
@@ -248,7 +278,7 @@ class Distillation(TaughtObjective):
     def _state_terms(
         self, states: Mapping[str, Tensor], teacher_states: Mapping[str, Tensor], layout: Packed
     ) -> Iterator[LossTerm]:
-        """Returns the distances of the last layers' states and attention inputs."""
+        """Yields the distances of the states after the last layers, and of the relations in their attention."""
         section = self.section
         if section.hidden != "none":
             student, teacher = states["hidden"], teacher_states["hidden"]
@@ -290,7 +320,10 @@ def load_teacher(name: str, task: Task, *, revision: str | None) -> TaskModel:
     Raises:
         CheckpointError: The folder has no trained head for the task and its labels.
     """
-    options: dict[str, Any] = {"labels": task.output.labels} if task.output.labels else {}
+    # The labels of this run decide about the order of the logits, so the folder has to have a head for exactly these.
+    options: dict[str, Any] = {}
+    if task.output.labels:
+        options["labels"] = task.output.labels
     try:
         teacher: TaskModel = TaskModel.from_pretrained(name, task=type(task), revision=revision, **options)
     except CheckpointError as error:
@@ -307,7 +340,15 @@ def load_teacher(name: str, task: Task, *, revision: str | None) -> TaskModel:
 
 def teacher_name(teacher: AnyModel) -> str:
     """Returns the name that a teacher was loaded by."""
-    return "in memory" if teacher.origin is None else teacher.origin.name
+    if teacher.origin is None:
+        return "in memory"
+    return teacher.origin.name
+
+
+def _model_size(model: AnyModel) -> str:
+    """Returns the number of parameters and of layers of a model, for people."""
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return f"{parameters:,} parameters in {counted(len(model.config.layer_order), 'layer')}"
 
 
 def check_teacher(teacher: TaskModel, model: TaskModel) -> None:
@@ -327,10 +368,10 @@ def check_teacher(teacher: TaskModel, model: TaskModel) -> None:
         f"the teacher's task is {other.name}, but the model's is {task.name}. Both need the same task",
     )
     check_teachable(other)
-    labels, other_labels = (", ".join(each.output.labels) if each.output.labels else "none" for each in (task, other))
+    shown = [", ".join(each.output.labels) if each.output.labels else "none" for each in (task, other)]
     reject(
         task.output.labels == other.output.labels,
-        f"the teacher's labels are {other_labels}, but the model's are {labels}. Both need the same label order",
+        f"the teacher's labels are {shown[1]}, but the model's are {shown[0]}. Both need the same label order",
     )
     reject(
         task.output.hf_config() == other.output.hf_config(),
@@ -346,32 +387,38 @@ def check_teacher(teacher: TaskModel, model: TaskModel) -> None:
 
 
 def relation_divergence(student: Tensor, teacher: Tensor, layout: Packed, *, heads: int) -> Tensor:
-    """Returns the divergence of the relations between tokens, as in MiniLMv2.
+    """Returns the divergence of the relations between tokens, as in MiniLMv2 (Wang et al., arXiv:2012.15828).
 
-    Queries, keys and values are cut into ``heads`` relation heads. Each of the three is compared with itself by the
-    softmax of the scaled products of a token with all tokens of its sequence (arXiv:2012.15828).
+    Queries, keys and values are cut into ``heads`` relation heads. The relations of a token are the softmax over the
+    scaled products of, for example, its query with the queries of all tokens of its sequence. The models need not have
+    the same width or the same number of attention heads, because relations have neither.
 
     Args:
         student, teacher: ``[N, 3, H]``, with widths of their own.
-        layout: The layout of the rows.
+        layout: The sequences of the rows, in groups of similar length.
+        heads: Number of relation heads, which divides both widths.
 
     Returns:
         The 0-dimensional Kullback-Leibler divergence of the student's relations from the teacher's. It is the mean over
         the three relations, the heads and the tokens of a sequence, summed over the sequences.
     """
-    padded = [pad_groups(rows, layout) for rows in (student, teacher)]
+    sizes = [group.rows for group in layout.groups]
+    student_groups = torch.split(pad_groups(student, layout), sizes)
+    teacher_groups = torch.split(pad_groups(teacher, layout), sizes)
     total = student.new_zeros(())
-    pairs = zip(*(torch.split(rows, [group.rows for group in layout.groups]) for rows in padded), strict=True)
-    for group, pair in zip(layout.groups, pairs, strict=True):
+    for group, of_student, of_teacher in zip(layout.groups, student_groups, teacher_groups, strict=True):
         logs = []
-        for rows in pair:
+        for rows in (of_student, of_teacher):
+            # Each of queries, keys and values is compared with itself, so their axis stays in front.
             cut = rows.view(group.sequences, group.length, 3, heads, -1).permute(2, 0, 3, 1, 4)  # [3, B, A, T, D]
             scores = cut @ cut.transpose(-1, -2) / math.sqrt(cut.shape[-1])  # [3, B, A, T, T]
             if group.mask is not None:
                 scores = scores.masked_fill(~group.mask, _MASKED)
             logs.append(scores.log_softmax(dim=-1))
-        divergence = F.kl_div(logs[0], logs[1], reduction="none", log_target=True).sum(dim=-1).mean(dim=(0, 2))
-        if group.mask is None:
+        # kl_div takes the prediction first and the target second, and computes KL(target || prediction).
+        divergence = F.kl_div(logs[0], logs[1], reduction="none", log_target=True)  # [3, B, A, T, T]
+        divergence = divergence.sum(dim=-1).mean(dim=(0, 2))  # [B, T]
+        if group.mask is None:  # all sequences of the group are equally long
             total = total + divergence.mean(dim=-1).sum()
         else:
             real = group.mask.flatten(1)  # [B, T]
@@ -382,29 +429,32 @@ def relation_divergence(student: Tensor, teacher: Tensor, layout: Packed, *, hea
 def cached_logits(
     teachers: Mapping[str, TaskModel], features: ArrowRows, of_teacher: Callable[[Feature], Feature]
 ) -> ArrowRows:
-    """Returns every feature's logits by its teacher, memory-mapped from the cache.
+    """Returns the logits of each feature by its teacher, memory-mapped from the cache.
 
-    The logits are flat and in float32, and empty if the feature's task has no teacher. The key of the cache contains
-    the teachers' weights and the content of the features.
+    The logits are flat and in float32, and empty if the task of the feature has no teacher. The key of the cache
+    contains the weights of the teachers and the content of the features, so it never returns logits of others.
     """
-    files = list(map(sha256_file, features.files))
+    files = [sha256_file(path) for path in features.files]
     digest = sha256(features.column("row").to_numpy().tobytes())  # which ones of those in the files
     weights = [[name, weights_digest(each.state_dict()), each.hf_config] for name, each in teachers.items()]
     key = sha256_json(_CACHE_VERSION, weights, files, digest)
 
     def compute(stored: Sequence[Feature]) -> dict[str, list[Any]]:
-        inputs = list(map(of_teacher, stored))
+        inputs = [of_teacher(feature) for feature in stored]
         flat: dict[int, list[float]] = {}
         for name, teacher in teachers.items():
             members = [i for i, feature in enumerate(inputs) if head_of(feature) == name]
             lengths = [len(inputs[i]["input_ids"]) for i in members]
+            # Batches of sequences of similar length, as in prediction, whatever the order of the rows is.
             for batch_members in longest_first(lengths, max_tokens=batch_tokens(teacher)):
                 numbers = [members[i] for i in batch_members]
                 batch = pack_features(teacher, [inputs[i] for i in numbers])
                 with in_evaluation(teacher), torch.inference_mode():
                     logits = teacher(batch).to(torch.float32)
-                counts = list(batch.layout.gather_counts)
-                rows = torch.split(logits, counts) if teacher.head.per_token else logits.unbind()
+                if teacher.head.per_token:
+                    rows = torch.split(logits, list(batch.layout.gather_counts))
+                else:
+                    rows = logits.unbind()
                 flat |= {i: row.flatten().tolist() for i, row in zip(numbers, rows, strict=True)}
         return {"logits": [flat.get(i, []) for i in range(len(inputs))]}
 

@@ -1,6 +1,7 @@
 """Distillation of several tasks, each with its own labels and its own teacher.
 
-The teachers are the heads of one model of several tasks, or models of one task each, for some of the tasks.
+The teachers are the heads of one model of several tasks, or models of one task each, for some of the tasks. Owns the
+loss, and the loading of such teachers. What it has in common with a single teacher is in distillation.py.
 """
 
 from collections.abc import Mapping, Sequence
@@ -65,30 +66,36 @@ class DistillationOfSeveral(TaughtObjective):
             section: A recipe's ``[teacher]``.
 
         Raises:
-            UsageError: See ``Distillation``, or a task has no teacher.
+            UsageError: A teacher does not fit its task (see ``Distillation``), or the model of several tasks that is to
+                teach lacks one of them.
         """
         super().__init__(model, section)
         self.teachers = self._checked(teacher)
 
     def _checked(self, teacher: AnyModel | Mapping[str, TaskModel]) -> Mapping[str, TaskModel]:
+        """Returns the teacher of each task in evaluation mode. Raises the errors of the constructor."""
         students, reject = self.model.heads, partial(require, error=UsageError)
         reject(
             self.section.hidden == "none" and not self.section.relations,
             "[teacher] of several tasks teaches only logits. Set teacher.hidden to 'none' and teacher.relations to "
             "false",
         )
-        # A teacher with the tasks of the model, whose encoder runs once.
+        # A teacher with exactly the tasks of the model, whose encoder then runs once for all of them. A tuple, because
+        # torch would register a module as a part of this one, with its weights in checkpoints.
         self._shared: tuple[AnyModel, ...] = ()
         if isinstance(teacher, AnyModel):
             models = teacher.heads
             missing = [name for name in students if name not in models]
-            has = f"only {task_name(teacher.tasks)}" if "" in models else ", ".join(models)
+            has = ", ".join(models)
+            if "" in models:
+                has = f"only {task_name(teacher.tasks)}"
             reject(
                 not missing,
                 f"the teacher {teacher_name(teacher)} has no task {', '.join(missing)} (it has {has}). Name a teacher "
                 'for each task that has one, for example {TASK = "FOLDER"}',
             )
-            self._shared = (teacher.eval(),) if len(models) == len(students) else ()
+            if len(models) == len(students):
+                self._shared = (teacher.eval(),)
             teacher = {name: models[name] for name in students}
         for name, model in teacher.items():
             try:
@@ -101,20 +108,23 @@ class DistillationOfSeveral(TaughtObjective):
     def settings(self) -> dict[str, Any]:
         teachers = self.teachers.items()
         names = ", ".join(f"{name}: {teacher_name(teacher)}" for name, teacher in teachers)
-        weights = {f"{name}.{key}": value for name, each in teachers for key, value in each.state_dict().items()}
+        weights: dict[str, Tensor] = {}
+        for name, each in teachers:
+            weights |= {f"{name}.{key}": value for key, value in each.state_dict().items()}
         return {"teacher": {"name": names, "digest": weights_digest(weights), **self._options}}
 
     def agreement(self, validation: Validation, accelerator: Accelerator) -> dict[str, float]:
-        """Returns validation set and task -> share of predictions equal to the teacher's."""
-        students, shares = self.model.heads, dict[str, float]()
+        """Returns the fraction of predictions that equal the teacher's, by validation set and task."""
+        students = self.model.heads
+        agreements: dict[str, float] = {}
         for name, teacher in self.teachers.items():
             student, of_task = students[name], {}
             for key, (_, table) in validation.items():
                 rows = table.of_head(name).labelled(student.task.columns)
                 if len(rows):
                     of_task[metric_key(key, name)] = (tokenized(rows, student), rows)
-            shares |= Distillation(student, teacher, self.section).agreement(of_task, accelerator)
-        return shares
+            agreements |= Distillation(student, teacher, self.section).agreement(of_task, accelerator)
+        return agreements
 
     def counts(self, features: Sequence[Feature]) -> dict[str, float]:
         counts = count_terms(self.model, features)
@@ -133,12 +143,17 @@ class DistillationOfSeveral(TaughtObjective):
         terms = []
         with torch.autocast(batch.input_ids.device.type, enabled=False):
             for term in loss_terms(model, student, batch):
-                share = 1 - section.weight if term.name.partition("/")[0] in self.teachers else 1.0
-                terms.append(replace(term, weight=term.weight * share))
+                # The name of a term begins with its task, and a task without a teacher learns from its labels alone.
+                fraction = 1.0
+                if term.name.partition("/")[0] in self.teachers:
+                    fraction = 1 - section.weight
+                terms.append(replace(term, weight=term.weight * fraction))
             for name, logits in teacher_logits.items():
                 task = model.heads[name].task
                 term = divergence_term(task, student.logits[name], logits, batches[name], section.temperature)
-                present = float(len(batches[name].numbers) > 0)  # a head without rows reads the first sequence
+                # A head without rows in the batch reads the first sequence, so that every parameter has a gradient. Its
+                # term has to be there, too, and must not count.
+                present = float(len(batches[name].numbers) > 0)
                 total, weight = term.total * present, section.weight * model.weights[name]
                 name = f"{name}/{DISTILLATION}"
                 terms.append(LossTerm(name=name, total=total, count=term.count * present, weight=weight))
@@ -149,15 +164,17 @@ class DistillationOfSeveral(TaughtObjective):
     ) -> dict[str, Tensor]:
         """Returns the logits of each task's teacher for the rows of the task."""
         if self._cached is not None:
-            logits = {name: student.logits[name] for name in self.teachers}
-            return {
-                name: batches[name].fields[LOGITS].to(like.dtype).view_as(like) if batches[name].numbers else like
-                for name, like in logits.items()
-            }
+            logits: dict[str, Tensor] = {}
+            for name in self.teachers:
+                logits[name] = like = student.logits[name]
+                if batches[name].numbers:
+                    logits[name] = batches[name].fields[LOGITS].to(like.dtype).view_as(like)
+            return logits
         for teacher in self._shared:
             return dict(float32(teacher(self._batch_of(teacher, batch))).logits)
-        pairs = ((name, teacher, batches[name]) for name, teacher in self.teachers.items())
-        return {name: float32(teacher(self._batch_of(teacher, rows))) for name, teacher, rows in pairs}
+        return {
+            name: float32(teacher(self._batch_of(teacher, batches[name]))) for name, teacher in self.teachers.items()
+        }
 
 
 def load_teachers(
@@ -184,10 +201,13 @@ def load_teachers(
     unknown = sorted(teacher.keys() - tasks.keys())
     if unknown:
         raise UsageError(f"[teacher] names the unknown task {unknown[0]!r}. Name teachers of {', '.join(tasks)}")
-    return {
-        name: model.one_task() if isinstance(model, AnyModel) else _load_head(str(model), name, tasks[name], revision)
-        for name, model in teacher.items()
-    }
+    teachers: dict[str, TaskModel] = {}
+    for name, model in teacher.items():
+        if isinstance(model, AnyModel):
+            teachers[name] = model.one_task()
+        else:
+            teachers[name] = _load_head(str(model), name, tasks[name], revision)
+    return teachers
 
 
 def _load_head(teacher: str, name: str, task: Task, revision: str | None) -> TaskModel:

@@ -1,4 +1,8 @@
-"""Evaluation on all validation sets, and the metric that picks the best model."""
+"""Evaluation on all validation sets, and the metric that selects the best model.
+
+With several validation sets, the names of metrics begin with the name of their set (see ``metric_key``). The first set
+is the one on which thresholds are tuned.
+"""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +31,13 @@ Validation = Mapping[str, tuple[Samples, Rows]]
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluated:
-    """Metrics by ``metric_key``, the tuned task of each head and ``Output.degeneracy`` of all sets."""
+    """The result of an evaluation on all validation sets.
+
+    Attributes:
+        metrics: All metrics of all sets, by ``metric_key``.
+        tasks: The task of each head, with the thresholds that the evaluation has tuned.
+        collapses: For each set, the prediction that the model makes for every row, or None. See ``Output.degeneracy``.
+    """
 
     metrics: dict[str, float]
     tasks: Mapping[str, Task]
@@ -35,8 +45,8 @@ class Evaluated:
 
     @property
     def overall(self) -> dict[str, float]:
-        """The metrics over all rows, each number once, by ``metric_key``."""
-        overall = {}
+        """The metrics over all rows by ``metric_key``, without those of labels and those that equal another one."""
+        overall: dict[str, float] = {}
         for name, metrics in metrics_by_set(self.metrics, list(self.collapses)).items():
             for metric, value in metric_table(self.tasks, metrics).overall.items():
                 overall[metric_key(name, metric)] = value
@@ -52,7 +62,19 @@ def evaluate_all(
     stop: Callable[[], bool] = lambda: False,
     own: Sequence[OwnMetric] = (),
 ) -> Evaluated:
-    """Evaluates the model on all validation sets, also by metrics of one's own, and tunes its tasks on the first."""
+    """Evaluates the model on all validation sets, and tunes its tasks on the first of them.
+
+    Args:
+        model: The model. Afterwards it has the tasks that it had before.
+        validation: The tokenised rows of each set.
+        accelerator: Divides the rows over processes.
+        forward_fn: Runs a batch instead of the model.
+        stop: Is called between batches. If it returns True, the evaluation ends.
+        own: Metrics of one's own, which are computed in addition.
+
+    Raises:
+        GivenUpError: ``stop`` returned True.
+    """
     plain = tasks = model.tasks
     metrics: dict[str, float] = {}
     collapses: dict[str, str | None] = {}
@@ -64,7 +86,7 @@ def evaluate_all(
                 samples,
                 table,
                 accelerator,
-                tune=position == 0,
+                tune=position == 0,  # the other sets are evaluated with the thresholds of the first
                 forward_fn=forward_fn,
                 stop=stop,
                 metrics=own,
@@ -95,10 +117,10 @@ def check_metrics(
     accelerator: Accelerator,
     forward_fn: ForwardFn | None = None,
 ) -> None:
-    """Tries the metrics of one's own, and the metrics that settings name.
+    """Tries the metrics of one's own, and the metrics that settings name, before the run trains for hours.
 
-    Evaluates two rows of each task, and all rows if that is not enough, because some metrics exist only if there is a
-    row of some class.
+    It evaluates two rows of each task, and all rows if that is not enough, because some metrics exist only if there is
+    a row of some class.
 
     Raises:
         UsageError: A metric of one's own fails, or evaluation will not report ``metric_for_best_model`` or one of
@@ -125,7 +147,7 @@ def check_metrics(
 
 
 def _first_rows(table: Rows, model: AnyModel) -> Rows:
-    """Returns two rows of a table, or of several tasks two rows with labels of each."""
+    """Returns two rows of a table, or, if there are several tasks, two rows with labels of each task."""
     if "" in model.tasks:
         return table.select(range(min(2, len(table))))
     rows = list(table)
@@ -151,7 +173,7 @@ def _unknown_metric(run: RunSection, metrics: Mapping[str, float], sets: Sequenc
 def metric_metadata(
     tasks: Mapping[str, Task], run: RunSection, sets: Sequence[str], own: Sequence[OwnMetric] = ()
 ) -> MetricRecord:
-    """Returns facts for readers of the metrics, such as the best model's metric.
+    """Returns what readers of the metrics must know, such as the metric that selects the best model.
 
     Args:
         tasks: The task of each head.
@@ -165,21 +187,25 @@ def metric_metadata(
     for name, task in tasks.items():
         lower |= {head_key(name, metric) for metric in task.output.lower_is_better}
         neutral |= {head_key(name, metric) for metric in task.output.neutral_metrics}
-    untuned_too = {untuned(primary)} if primary in lower else set()
+    if primary in lower:
+        lower.add(untuned(primary))  # the same metric without the tuned thresholds
+    lower.add(LOSS)
+    if best is None:
+        best = metric_key(sets[0], primary)
     return MetricRecord(
         sets=list(sets),
-        best=metric_key(sets[0], primary) if best is None else best,
+        best=best,
         primary=primary,
-        lower_is_better=sorted(lower | {LOSS} | untuned_too),
+        lower_is_better=sorted(lower),
         neutral=sorted(neutral),
     )
 
 
 def rank_of(metrics: Mapping[str, float], metadata: MetricRecord) -> tuple[float, float]:
-    """Returns the metric that picks the best model, and the loss for ties.
+    """Returns the metric that selects the best model, and the loss of the same set, which decides between equal ones.
 
-    The value is negated if lower is better. -inf stands for a value that is not a number, inf for no loss. ``metadata``
-    is the result of ``metric_metadata``.
+    The metric is negated if lower is better, so that the higher value always wins. It is -inf if it is not a number,
+    and the loss is inf if there is none. ``metadata`` is the result of ``metric_metadata``.
 
     Raises:
         UsageError: The metric is not among them, because a metric of one's own no longer returns it.
@@ -191,6 +217,12 @@ def rank_of(metrics: Mapping[str, float], metadata: MetricRecord) -> tuple[float
             "). A metric of your own has to return it each time"
         )
     name, metric = split_key(key, metadata.sets)
-    value = -metrics[key] if metric in metadata.lower_is_better else metrics[key]
+    value = metrics[key]
+    if metric in metadata.lower_is_better:
+        value = -value
+    if not math.isfinite(value):  # comparisons with NaN are always False, so the order of evaluations would decide
+        value = -math.inf
     loss = metrics.get(metric_key(name, LOSS), math.inf)
-    return value if math.isfinite(value) else -math.inf, loss if math.isfinite(loss) else math.inf
+    if not math.isfinite(loss):
+        loss = math.inf
+    return value, loss

@@ -1,7 +1,8 @@
 """The output folder of a run, with the names of its files.
 
-Reads, writes and removes these files. Files of a run may be resumed or replaced, other files are never touched. A
-resumed run may only change settings that `OnResume` marks.
+This module reads, writes and removes these files, and decides whether a run in the folder may be resumed. The files of
+a run may be resumed or replaced, but files that no run writes are never touched. A resumed run may change only those
+settings that `OnResume` marks in the schema of recipes.
 """
 
 import json
@@ -32,7 +33,7 @@ from bert_tasks.training import checkpoints as checkpointing
 from bert_tasks.training.records import EventRecord, RecordT, RunRecord, SplitRecord, SummaryRecord, read_record
 
 MODEL, CARD = RUN_MODEL, "README.md"
-ADAPTER = "adapter"  # the low-rank adapters of the best model, in the format of peft
+ADAPTER = "adapter"  # the folder of the best model's low-rank adapters, in the format of peft
 GENERATOR = RUN_GENERATOR
 EVENTS = "metrics.jsonl"
 SUMMARY = RUN_SUMMARY
@@ -40,31 +41,40 @@ RECIPE = "recipe.toml"
 RUN = RUN_METADATA
 TRACKERS = "trackers.json"
 TENSORBOARD = "tensorboard"
-REPORT = "report.html"  # made from the others when the run is done
-REJECTS = "rejects.jsonl"  # rows that were left out (data.on_error = "skip")
-WRITTEN = (EVENTS, SUMMARY, RECIPE, RUN, TRACKERS, REPORT, REJECTS)  # through a temporary file of the same name
+REPORT = "report.html"  # which is made from the other files after the run
+REJECTS = "rejects.jsonl"  # the rows that were left out (data.on_error = "skip")
+# The files that are written under a temporary name first, which a killed process may leave behind.
+WRITTEN = (EVENTS, SUMMARY, RECIPE, RUN, TRACKERS, REPORT, REJECTS)
 _VERSIONED = ("bert-tasks", "torch", "transformers", "accelerate", "datasets", "tokenizers", "safetensors", "numpy")
 # Fields of run.json that bits depend on, in addition to versions, settings and data.
 _ENVIRONMENT = (
-    *("python", "platform", "cpu", "threads", "matmul_library"),
-    *("processes", "device", "device_name", "attention"),
+    "python",
+    "platform",
+    "cpu",
+    "threads",
+    "matmul_library",
+    "processes",
+    "device",
+    "device_name",
+    "attention",
 )
 _SIGNED = re.compile(r"\n<!-- bert_tasks wrote this card \(sha256 of the above: ([0-9a-f]{64})\)\. [^\n]*-->\n\Z")
 _ABSENT = "not set"
-_SHOWN = 6  # rejected settings in a message
+_SHOWN = 6  # the most rejected settings that a message lists
 
 
 def read_run_metadata(folder: Path) -> RunRecord | None:
-    """Returns run.json, or None without a run. Raises UsageError if it is damaged."""
+    """Returns run.json, or None if the folder has no run. Raises UsageError if the file is damaged."""
     return _read(folder / RUN, RunRecord)
 
 
 def read_summary(folder: Path) -> SummaryRecord | None:
-    """Returns metrics.json, or None if unfinished. Raises UsageError if it is damaged."""
+    """Returns metrics.json, or None if the run is not finished. Raises UsageError if the file is damaged."""
     return _read(folder / SUMMARY, SummaryRecord)
 
 
 def _read(path: Path, record: type[RecordT]) -> RecordT | None:
+    """Returns the content of a file, or None if there is no such file."""
     if not path.is_file():
         return None
     remedy = f"Choose another folder, or {argument('overwrite')} to train again"
@@ -72,7 +82,7 @@ def _read(path: Path, record: type[RecordT]) -> RecordT | None:
 
 
 def data_metadata(splits: Splits) -> dict[str, SplitRecord]:
-    """Returns what run.json says of the rows of each split."""
+    """Returns what run.json says of the rows of each split, by the name of the split."""
     records = {}
     for name, table in named_splits(splits):
         record = SplitRecord(source=table.source, fingerprint=table.fingerprint, rows=len(table))
@@ -85,9 +95,12 @@ def data_metadata(splits: Splits) -> dict[str, SplitRecord]:
 
 
 def check_folder(folder: Path) -> None:
-    """Raises UsageError if the folder is not writable or holds only other files."""
+    """Raises UsageError if the folder cannot be written, or holds files but no run."""
     check_writable(folder)
-    names = {path.name for path in folder.iterdir()} - {LOCK} if folder.is_dir() else set()
+    names: set[str] = set()
+    if folder.is_dir():
+        names = {path.name for path in folder.iterdir()} - {LOCK}
+    # A process that was killed while it wrote run.json leaves only a temporary file.
     names = {name for name in names if not is_temporary(name, WRITTEN)}
     if names and RUN not in names:
         raise UsageError(
@@ -99,11 +112,13 @@ def check_folder(folder: Path) -> None:
 def clear(folder: Path) -> None:
     """Removes the files of an earlier run.
 
-    Other files stay, and also an edited model card. run.json stays, too, until the next run replaces it, because it
-    marks the folder as a run's.
+    Other files stay, and also a model card that somebody has edited. run.json stays, too, until the next run replaces
+    it, because it marks the folder as that of a run.
     """
     remove_temporaries(folder, WRITTEN)
-    (folder / SUMMARY).unlink(missing_ok=True)  # first, because without it the run counts as unfinished
+    # The summary goes first. After a kill in the middle of this function the run then counts as unfinished.
+    (folder / SUMMARY).unlink(missing_ok=True)
+    # A link is removed, but not what it points to, which may belong to somebody else.
     for name in (MODEL, GENERATOR, ADAPTER, TENSORBOARD, "wandb"):
         if (folder / name).is_symlink():
             (folder / name).unlink()
@@ -118,7 +133,7 @@ def clear(folder: Path) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Removes an earlier run, and run.json if no other file is there."""
+    """Removes an earlier run, together with run.json if no other file is left in the folder."""
     if not (folder / RUN).is_file():
         return
     clear(folder)
@@ -127,22 +142,31 @@ def remove(folder: Path) -> None:
 
 
 def remove_weights(folder: Path, *, keep_model: bool = False) -> None:
-    """Removes a finished run's checkpoints and, unless it is to be kept, its model."""
+    """Removes the checkpoints of a finished run and, unless ``keep_model``, also its model."""
     checkpointing.remove_checkpoints(folder / checkpointing.FOLDER)
-    for name in () if keep_model else (MODEL, GENERATOR, ADAPTER):
+    if keep_model:
+        return
+    for name in (MODEL, GENERATOR, ADAPTER):
         if (folder / name).is_dir() and not (folder / name).is_symlink():
             remove_saved(folder / name)
 
 
 def read_events(folder: Path) -> list[EventRecord]:
-    """Returns the complete records of metrics.jsonl. Raises UsageError if damaged."""
+    """Returns the complete records of metrics.jsonl.
+
+    Raises:
+        UsageError: A record is damaged, although its line is valid JSON.
+    """
     path = folder / EVENTS
-    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    if not path.is_file():
+        return []
+    text = path.read_text(encoding="utf-8", errors="replace")
     events: list[EventRecord] = []
-    for number, line in enumerate(text.split("\n"), start=1):  # a label may hold other line ends
+    # Not by splitlines, because a label in a record may hold another line separator, such as U+2028.
+    for number, line in enumerate(text.split("\n"), start=1):
         try:
             content = json.loads(line)
-        except (ValueError, RecursionError):
+        except (ValueError, RecursionError):  # the last line of a killed process may be half written
             continue
         try:
             events.append(EventRecord.checked(content))
@@ -152,8 +176,9 @@ def read_events(folder: Path) -> list[EventRecord]:
 
 
 def cut_events(folder: Path, step: int, *, evaluated_step: int) -> None:
-    """Removes records after a step, and evaluations after another, from metrics.jsonl."""
-    ends = {"evaluation": evaluated_step, "agreement": -1}  # of the run's end, which is not reached yet
+    """Removes the records after a step from metrics.jsonl, and the evaluations after ``evaluated_step``."""
+    # The agreement with a teacher is measured at the end of a run, which a resumed run has not reached yet.
+    ends = {"evaluation": evaluated_step, "agreement": -1}
     events = [event for event in read_events(folder) if event.step <= ends.get(event.event, step)]
     if events:
         write_text(folder / EVENTS, "".join(map(_line, events)))
@@ -162,7 +187,7 @@ def cut_events(folder: Path, step: int, *, evaluated_step: int) -> None:
 
 
 def append_event(folder: Path, event: EventRecord) -> None:
-    """Adds a record to metrics.jsonl."""
+    """Adds a record to metrics.jsonl. Raises CheckpointError if it cannot be written."""
     try:
         with (folder / EVENTS).open("a", encoding="utf-8") as file:
             file.write(_line(event))
@@ -185,11 +210,12 @@ def write_text(path: Path, text: str) -> None:
 
 
 def _line(event: EventRecord) -> str:
+    """Returns the line of a record in metrics.jsonl."""
     return json.dumps(event.to_json(), ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def environment(libraries: Iterable[str] = ()) -> dict[str, Any]:
-    """Returns versions, machine and threads, on which bit-equal results depend."""
+    """Returns the versions, the machine and the threads, on which bit-equal results depend."""
     versions = {name: version(name) for name in _VERSIONED}
     return {
         "python": platform.python_version(),
@@ -202,21 +228,26 @@ def environment(libraries: Iterable[str] = ()) -> dict[str, Any]:
 
 
 def without_folders(value: Any) -> Any:
-    """Returns settings with the last name instead of each absolute path."""
+    """Returns settings in which each absolute path is replaced by its last name."""
     if isinstance(value, Mapping):
         return {key: without_folders(item) for key, item in value.items()}
     if isinstance(value, list):
         return [without_folders(item) for item in value]
     if not isinstance(value, str):
         return value
-    module = EVALUATE_MODULE.fullmatch(value)
+    module = EVALUATE_MODULE.fullmatch(value)  # a metric of one's own, whose path is a part of its name
     path = value if module is None else module["path"]
-    is_path = PurePath(path).is_absolute() or PureWindowsPath(path).is_absolute()
-    return value.replace(path, PurePath(path.replace("\\", "/")).name, 1) if is_path else value
+    if not PurePath(path).is_absolute() and not PureWindowsPath(path).is_absolute():
+        return value
+    last_name = PurePath(path.replace("\\", "/")).name
+    return value.replace(path, last_name, 1)
 
 
 def signed(text: str) -> str:
-    """Returns the text of a model card with a line that marks it as autogenerated."""
+    """Returns the text of a model card with a line that marks it as autogenerated.
+
+    The line is a comment with the digest of the text above it, so that any edit of a card shows.
+    """
     digest = sha256(text)
     end = "Once it is edited, it is no longer replaced. -->"
     return f"{text}\n<!-- bert_tasks wrote this card (sha256 of the above: {digest}). {end}\n"
@@ -237,26 +268,33 @@ class Change:
     now: Any
 
     def __str__(self) -> str:
-        now, before = (value if value == _ABSENT else shortened(value) for value in (self.now, self.before))
-        return f"{self.name} = {now} (was {before})"
+        return f"{self.name} = {_shown(self.now)} (was {_shown(self.before)})"
+
+
+def _shown(value: Any) -> str:
+    """Returns a value as a message shows it, or the words for a value that is not set."""
+    if value == _ABSENT:
+        return _ABSENT
+    return shortened(value)
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
-    """Returns the values that differ, by name. A missing setting has no value."""
-    return [
-        Change(name=name, before=before.get(name, _ABSENT), now=now.get(name, _ABSENT))
-        for name in sorted({*before, *now})
-        if before.get(name) != now.get(name)
-    ]
+    """Returns the values that differ, in the order of their names. A setting that is missing equals None."""
+    changes: list[Change] = []
+    for name in sorted({*before, *now}):
+        if before.get(name) != now.get(name):
+            changes.append(Change(name=name, before=before.get(name, _ABSENT), now=now.get(name, _ABSENT)))
+    return changes
 
 
 def environment_changes(before: RunRecord, now: RunRecord) -> list[Change]:
-    """Returns the differences of ``environment`` in two run.json, if both record it."""
+    """Returns what differs in the environments of two run.json. Values that one of them lacks do not count."""
     old, new = _flat_environment(before), _flat_environment(now)
     return [change for change in differences(old, new) if change.name in old and change.name in new]
 
 
 def _flat_environment(run: RunRecord) -> dict[str, Any]:
+    """Returns the environment in run.json as one mapping, without values that an older version did not write."""
     versions = {f"versions.{name}": version for name, version in run.versions.items()}
     return {**run.model_dump(include=set(_ENVIRONMENT), exclude_unset=True), **versions}
 
@@ -264,19 +302,30 @@ def _flat_environment(run: RunRecord) -> dict[str, Any]:
 def flat_settings(
     model: Mapping[str, Any], optim: OptimSection, run: RunSection, **sections: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Returns the settings of a run as flat JSON, ``section.name`` -> value."""
-    of_run = {key: value for key, value in run.model_dump().items() if key not in ("output_dir", "seeds")}
-    sections = {"model": model, "optim": optim.model_dump(), "run": of_run, **sections}
-    flat = {f"{section}.{name}": value for section, values in sections.items() for name, value in values.items()}
-    text = json.dumps(flat, default=lambda value: dict(value) if isinstance(value, Mapping) else str(value))
-    settings: dict[str, Any] = json.loads(text, parse_constant=lambda _: None)
+    """Returns the settings of a run by ``section.name``, with values as JSON has them.
+
+    They are compared with those in run.json, so tuples become lists, and numbers that are not finite become None.
+    """
+    # A run may be moved to another folder, and `seeds` are those of an experiment, of which this run has one.
+    of_run = run.model_dump(exclude={"output_dir", "seeds"})
+    flat: dict[str, Any] = {}
+    for section, values in {"model": model, "optim": optim.model_dump(), "run": of_run, **sections}.items():
+        flat |= {f"{section}.{name}": value for name, value in values.items()}
+    settings: dict[str, Any] = json.loads(json.dumps(flat, default=_json_value), parse_constant=lambda _: None)
     return settings
 
 
-def changes(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any], *, finished: bool) -> list[Change]:
-    """Returns the permitted changes of settings since the run in the folder.
+def _json_value(value: object) -> object:
+    """Returns what stands for a value that JSON does not know, such as a path or a read-only mapping."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    return str(value)
 
-    A finished run is not trained again with other settings, unless one of them extends it.
+
+def changes(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any], *, finished: bool) -> list[Change]:
+    """Returns the permitted changes of settings since the run in the folder was written.
+
+    A finished run is not trained again with other settings, unless one of them extends it, such as more epochs.
 
     Raises:
         UsageError: Settings differ that must not. The message lists them.
@@ -288,11 +337,14 @@ def changes(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any], *, 
         rejected = differing
     if rejected:
         state = "a finished" if finished else "an unfinished"
-        names = [
-            f"the rows of {change.name.removeprefix('data.')}" if change.name.startswith("data.") else str(change)
-            for change in rejected[:_SHOWN]
-        ]
-        names += [f"and {len(rejected) - _SHOWN} more"] if len(rejected) > _SHOWN else []
+        names: list[str] = []
+        for change in rejected[:_SHOWN]:
+            if change.name.startswith("data."):  # whose values are fingerprints, which tell a reader nothing
+                names.append(f"the rows of {change.name.removeprefix('data.')}")
+            else:
+                names.append(str(change))
+        if len(rejected) > _SHOWN:
+            names.append(f"and {len(rejected) - _SHOWN} more")
         raise UsageError(
             f"{folder} holds {state} run that differs in {', '.join(names)}. "
             f"Choose another folder, or {argument('overwrite')} to replace the run"

@@ -1,8 +1,12 @@
 """The training loop.
 
-``Trainer`` holds everything that a run consists of, and ``Trainer.train`` is the run. Owns the order of its actions.
-The run checks its input, and begins or resumes in its folder. For each optimizer step it accumulates gradients, reads
-the numbers of the step before, and updates the weights. It evaluates, and saves checkpoints and the best model.
+``Trainer`` holds everything that a run consists of, and ``Trainer.train`` is the run. This module owns the order of its
+actions. The run checks its input, and begins or resumes in its folder. For each optimizer step it accumulates
+gradients, reads the numbers of the step before, and updates the weights. In between it evaluates the model, and saves
+checkpoints and the best model. At the end it loads the best weights and writes the summary.
+
+The arithmetic of a step is in step.py, the state and the folder of a run in state.py, and what is evaluated in
+evaluation.py.
 """
 
 import json
@@ -69,25 +73,33 @@ from bert_tasks.training.state import (
 )
 from bert_tasks.training.step import OptimizerSteps, StepLog, StepResult, read_step_metrics
 
-# Machines may store the weights in different folders. DDP sends the main process's weights.
+# Settings that may differ between processes. Machines may store the weights in different folders, and all processes
+# train with the weights of the main process, which DDP sends them.
 _OWN_TO_PROCESS = ("model.name", "model.revision", "teacher.name", "teacher.revision")
 
 
 class Trainer:
     """A run with its model, data, optimizer, state and logger.
 
+    `fit` and `train` make a trainer, so most programs never need this class. Use it to train with an objective of your
+    own, with rows that you have split yourself, or to keep the trainer at hand after the run. A `TrainerCallback` is
+    enough to follow a run or to end it.
+
     Attributes:
-        validation: The tokenised rows of each validation set.
+        objective, model: The objective that is minimised, and the model in it, which is evaluated and saved.
+        validation: The tokenised rows of each validation set. It is set when the run begins, like the attributes below.
         steps: Computes optimizer steps over the tokenised training rows.
         state, clock: The progress of the run, and the time and tokens of its training.
-        logger, reporter: Write the records of the run to its files, and to people.
-        signals: The signal that asked to stop, if there was one.
+        logger, reporter: The writers of the records of the run, to its files and to people.
+        signals: The signal that asked the run to stop, if there was one.
 
     Example:
         >>> recipe = load_recipe("recipe.toml")
         >>> data = prepare(recipe)  # of bert_tasks.recipe.check
         >>> model = TaskModel.from_pretrained(base, task=data.heads[""].task)
         >>> result = Trainer(objective=model, splits=data.splits, optim=recipe.optim, run=recipe.run).train()
+        >>> result.steps == recipe.optim.max_steps
+        True
     """
 
     validation: Validation
@@ -111,14 +123,16 @@ class Trainer:
         """Stores the parts of a run, without reading or writing anything.
 
         Args:
-            objective: The objective to minimise, or a model to train on the labels. Afterwards the model holds the best
-                weights.
-            splits: The checked rows.
+            objective: The objective to minimise, or a model, which is then trained on the labels of the rows. After the
+                run the model holds the best weights.
+            splits: The checked rows for training, and one or several validation sets.
             optim, run: The sections ``[optim]`` and ``[run]`` of a recipe. ``run.output_dir`` is the folder of the run.
-            model_settings: The section ``[model]`` as a mapping.
-            recipe_text: The resolved recipe, which is written into the folder.
-            callback: Called with each record of metrics.jsonl, or a `TrainerCallback`.
-            optimizer: Makes the optimizer from parameter groups. Default: the optimizer of ``optim.optimizer``.
+            model_settings: The section ``[model]`` as a mapping. Default: no settings.
+            recipe_text: The resolved recipe in TOML, which is written into the folder. Default: no file is written.
+            callback: A function that is called with each record of metrics.jsonl, or a `TrainerCallback`. None calls
+                nothing.
+            optimizer: A function that makes the optimizer from parameter groups, each with ``params``, ``lr`` and
+                ``weight_decay``. Default: the optimizer that ``optim.optimizer`` names.
         """
         self.objective = objective if isinstance(objective, Objective) else Supervised(objective)
         self.model, self.splits, self.optim, self.run = self.objective.model, splits, optim, run
@@ -129,12 +143,25 @@ class Trainer:
         self.state, self.clock = TrainerState(tasks=self.model.tasks), Clock()
 
     def train(self, *, overwrite: bool = False, progress: bool = True) -> FitResult:
-        """Trains, or resumes the run in the folder. Raises the errors of ``fit``.
+        """Trains the model, or resumes the run in the folder.
+
+        An interrupted run continues after its newest checkpoint, and ends with the same bits as if it had not been
+        interrupted, on the same machine and with the same libraries. A finished run is not trained again. Its best
+        weights are loaded and its result is returned.
 
         Args:
-            overwrite: True to replace a run that is in the folder. Otherwise the result of a finished run is
-                returned.
-            progress: True to show progress on standard error.
+            overwrite: True to replace a run that is in the folder. Default: False.
+            progress: True to show progress on standard error, which is the default.
+
+        Returns:
+            The metrics of the best model and of the last evaluation, with the tuned tasks.
+
+        Raises:
+            DataError: The rows do not fit the task, or the processes of a run have different rows.
+            UsageError: A setting cannot be used, or the folder holds other files or a run that differs.
+            CheckpointError: A file of the run is damaged or cannot be written.
+            DivergedError: The loss or the gradient of a step was not finite.
+            StoppedError: The process was asked to stop by SIGTERM or SIGINT. The run is saved and can be resumed.
         """
         broadcast_from_main(self.accelerator, outputs.check_folder, self.output_dir)
         trainable = [parameter for parameter in self.objective.parameters() if parameter.requires_grad]
@@ -142,10 +169,13 @@ class Trainer:
             # The main process holds the folder for all of them.
             broadcast_from_main(self.accelerator, lambda: stack.enter_context(locked(self.output_dir)))
             stack.callback(self._release_model, trainable)
+            # Before anything else is shared, because processes with different rows or settings would wait forever.
             if self.accelerator.num_processes > 1:
                 self._check_agreement()
             self.preflight()
-            existing = None if overwrite else self.folder.existing_run()
+            existing = None
+            if not overwrite:
+                existing = self.folder.existing_run()
             if existing is not None and existing.summary is not None and not existing.changed:
                 return self._reuse(existing.summary)
             self._begin(existing, stack, progress=progress)
@@ -167,7 +197,7 @@ class Trainer:
         """
         state, steps, clock = self.state, self.steps, self.clock
         if state.step and self._is_evaluation_due() and state.evaluated_step != state.step:
-            self._evaluate()  # the run was stopped during this evaluation
+            self._evaluate()  # the run was stopped during the evaluation after this step
         unread: StepResult | None = None
         clock.start()
         for step, batch in steps.batches(state.step):
@@ -175,11 +205,14 @@ class Trainer:
                 break
             terms = steps.backward(step, batch)
             clock.tokens += int(steps.samples.lengths[batch].sum())
+            # The device still computes the gradients that were just queued, while the host waits for the step before.
+            # If that one diverged, this step has not changed the weights yet.
             if unread is not None:
                 self._complete_step(unread)
             is_asked_to_stop = self.signals.received is not None
             unread = steps.update(step, batch, terms, stop=is_asked_to_stop)
             state.step = step + 1
+            # An evaluation saves a checkpoint, too, so a step has one or the other.
             is_evaluation = self._is_evaluation_due()
             is_checkpoint = _is_multiple(state.step, self.run.save_steps)
             is_end = is_asked_to_stop and self.accelerator.num_processes == 1  # no other process has to learn of it
@@ -194,11 +227,16 @@ class Trainer:
                 clock.start()
 
     def _is_evaluation_due(self) -> bool:
+        """Returns True every ``eval_steps`` steps, or else after each epoch, and in any case after the last step."""
         step, every = self.state.step, self.run.eval_steps
-        due = self.steps.order.ends_epoch(step) if every is None else _is_multiple(step, every)
-        return due or self._has_run_all_steps()
+        if self._has_run_all_steps():
+            return True
+        if every is None:
+            return self.steps.order.ends_epoch(step)
+        return _is_multiple(step, every)
 
     def _has_run_all_steps(self) -> bool:
+        """Returns True after the last step of the plan."""
         return self.state.step == self.steps.plan.total
 
     def _complete_step(self, result: StepResult) -> None:
@@ -218,11 +256,17 @@ class Trainer:
             record = step_record(log, epoch=epoch, tokens_per_second=speed, has_terms=len(result.terms) > 1)
             self.logger.record(record)
             self.callback.on_record(self, record)
+        # All processes read the same sum of their flags in the same step, so they end together. After the last step the
+        # run is finished instead, because only an evaluation is left.
         if log.stop and not self._has_run_all_steps():
             raise GivenUpError
 
     def _read_step(self, result: StepResult) -> StepLog:
-        """Waits for the numbers of a step. Raises DivergedError, which it records, if they are not finite."""
+        """Waits for the numbers of a step.
+
+        Raises:
+            DivergedError: The loss or the gradient was not finite. The record of the step is written before.
+        """
         rows_of = self.steps.samples.rows
         try:
             log, self.state.overflows = read_step_metrics(
@@ -241,15 +285,16 @@ class Trainer:
         return log
 
     def _evaluate(self) -> None:
-        """Evaluates all validation sets and saves the checkpoint, then a better model.
+        """Evaluates all validation sets, saves a checkpoint, and then the model if it is the best so far.
 
         Raises:
             GivenUpError: A process was asked to stop meanwhile, and there are steps left.
         """
         state = self.state
         self.steps.optimizer.update_weights()
-        self.objective.eval()  # until the next step
+        self.objective.eval()
         evaluation = self._evaluate_all_sets()
+        # If a run has several validation sets, one of them has the metric that selects the best model.
         is_best = state.add_evaluation(
             evaluation.metrics,
             rank_of(evaluation.metrics, self.metric_metadata),
@@ -260,6 +305,7 @@ class Trainer:
         epoch = self.steps.order.epoch_of(state.step - 1)
         record = {"event": "evaluation", "step": state.step, "epoch": epoch + 1, "metrics": evaluation.metrics}
         broadcast_from_main(self.accelerator, self.logger.record, record)
+        # First the checkpoint, because a resumed run can write `model/` again from it, but not the other way round.
         self._save()
         if is_best:
             self.folder.publish(state.tasks, self.steps.optimizer.adapters)
@@ -275,7 +321,7 @@ class Trainer:
         self.objective.train()
 
     def _evaluate_all_sets(self) -> Evaluated:
-        """Returns the metrics of all validation sets. Raises GivenUpError as ``_evaluate``."""
+        """Returns the metrics of all validation sets. Raises GivenUpError like ``_evaluate``."""
         evaluate = partial(
             evaluate_all,
             self.model,
@@ -289,8 +335,9 @@ class Trainer:
         except GivenUpError:
             if not self._has_run_all_steps():
                 raise
+            # Nothing but this evaluation is left of the run, so it is done to the end, after the steps are safe.
             self._save()
-            return evaluate()  # nothing but this evaluation is left of the run
+            return evaluate()
 
     def _save(self) -> None:
         """Writes a checkpoint of the run as it is now."""
@@ -301,7 +348,8 @@ class Trainer:
 
     def _stop(self) -> NoReturn:
         """Saves the run after its last update, and ends it."""
-        self.steps.optimizer.accelerated.zero_grad(set_to_none=True)  # of a step that is computed again
+        # The gradients of a step that was begun are dropped. The resumed run computes that step again.
+        self.steps.optimizer.accelerated.zero_grad(set_to_none=True)
         self.state.seconds += self.clock.stop()
         self._save()
         received = signal.SIGTERM if self.signals.received is None else self.signals.received
@@ -312,7 +360,11 @@ class Trainer:
         ) from None
 
     def _finish(self) -> FitResult:
-        """Loads the best weights and writes the summary, which marks the run as finished."""
+        """Loads the best weights and writes the summary, which marks the run as finished.
+
+        So the summary comes before the checkpoints are removed. After a kill in between, the next call only removes
+        them.
+        """
         state, order = self.state, self.steps.order
         self.steps.optimizer.release()
         self._load_best()
@@ -339,26 +391,28 @@ class Trainer:
         self._remove_checkpoints()
         for note in result.notes:
             self.reporter.note(note)
+        # An accuracy that is not above the fraction of the most frequent label shows that the model learned nothing.
+        frequent = most_frequent_label(self.splits.validation[self.best_set], self.model.row_columns)
         self.reporter.end(
             seconds=state.seconds,
             tokens_per_second=self.clock.mean_tokens_per_second,
             best_epoch=order.epochs(state.best_step),
             epochs=order.epochs(state.step),
-            frequent=most_frequent_label(self.splits.validation[self.best_set], self.model.row_columns),
+            frequent=frequent,
         )
         return result
 
     def preflight(self) -> None:
-        """Fits the task to the training rows, freezes parameters, and checks the run.
+        """Fits the task to the training rows, freezes parameters, and checks all that can be checked before a step.
 
         Raises:
-            DataError, UsageError: A problem would stop the run later.
+            DataError, UsageError: A problem would stop the run later, perhaps after hours.
         """
         model, optim, validation = self.model, self.optim, self.splits.validation
         check_set_names(list(validation))
         fit_to_splits(model, self.splits)
         if self.optimizer is None:
-            load_factory(optim)
+            load_factory(optim)  # which raises the error of a name that cannot be imported
         if optim.lora_rank is not None:
             freeze_encoder(self.objective, optim)
         if self.run.save_adapter and (optim.lora_rank is None or not can_save_adapter(model)):
@@ -371,12 +425,16 @@ class Trainer:
         """The metrics of ``run.metrics``, which are loaded on the main process first."""
         if not self.run.metrics:
             return ()
+        # The main process goes first, because loading a metric may download it into a cache.
         with main_process_first(self.accelerator):
             return own_metrics(self.run.metrics, self.model.tasks)
 
     @cached_property
     def metric_metadata(self) -> MetricRecord:
-        """What readers of the metrics must know, such as the best model's metric. See ``metric_metadata``."""
+        """What readers of the metrics must know, such as the metric that selects the best model.
+
+        See ``metric_metadata``.
+        """
         return metric_metadata(self.model.tasks, self.run, list(self.splits.validation), self.own_metrics)
 
     @property
@@ -386,7 +444,10 @@ class Trainer:
 
     @cached_property
     def folder(self) -> RunFolder:
-        """The folder, with the settings of the recipe, of the model and of the data."""
+        """The folder of the run, with the settings of the recipe, of the model and of the data.
+
+        A resumed run has to have the same ones, apart from those that may change (see files.py).
+        """
         model, data = self.model, outputs.data_metadata(self.splits)
         settings = outputs.flat_settings(
             {"gradient_checkpointing": False, **self.model_settings},
@@ -397,7 +458,7 @@ class Trainer:
             data={name: split.fingerprint for name, split in data.items()},
             **self.objective.settings,
         )
-        only = model.tasks.get("")
+        only = model.tasks.get("")  # None if there are several tasks
         settings["task"] = task_name(model.tasks) if only is None else type(only).__name__
         if not isinstance(self.objective, Supervised):
             settings["objective"] = type(self.objective).__name__
@@ -439,9 +500,8 @@ class Trainer:
         stack.callback(self.steps.optimizer.release)  # also of a run that ends in an error
         self.state, self.clock = TrainerState(tasks=model.tasks), Clock()
         is_main = accelerator.is_main_process
-        self.logger = MetricsLogger(
-            self.output_dir, trackers=run.trackers if is_main else (), project=run.project, silent=not progress
-        )
+        trackers = run.trackers if is_main else ()
+        self.logger = MetricsLogger(self.output_dir, trackers=trackers, project=run.project, silent=not progress)
         self.reporter = Reporter(
             total_steps=self.steps.plan.total, logging_steps=run.logging_steps, visible=progress and is_main
         )
@@ -451,6 +511,7 @@ class Trainer:
         metadata = run_metadata(self.steps, splits, self.metric_metadata, self.folder.settings)
         for note in start_notes(self.steps, splits, metadata.attention):
             self.reporter.note(note)
+        # Nothing in the folder has changed so far. An earlier run is removed only when this one is about to begin.
         if existing is None:
             broadcast_from_main(accelerator, outputs.clear, self.output_dir)
         else:
@@ -462,7 +523,10 @@ class Trainer:
             broadcast_from_main(accelerator, self.logger.start_trackers, metadata, **options)
 
     def _resume(self, existing: ExistingRun, metadata: RunRecord) -> RunRecord:
-        """Loads the newest checkpoint on every process, rewinds the folder to it, and returns the new run.json."""
+        """Loads the newest checkpoint on every process, rewinds the folder to it, and returns the new run.json.
+
+        A run without a checkpoint starts again from the beginning.
+        """
         earlier = existing.metadata
         changed = [*existing.changed, *outputs.environment_changes(earlier, metadata)]
         notes = [f"changed since the run began: {change}" for change in changed]
@@ -471,13 +535,16 @@ class Trainer:
             self.state = load_state(loaded, self.steps, self.state.tasks)
         for note in [*notes, *resume_notes, *self.folder.rewind(loaded, self.state, self.steps)]:
             self.reporter.note(note)
+        # The patience may have changed since the run was stopped.
         self.state.update_early_stopping(self.run.early_stopping_patience)
         return resumed_metadata(metadata, earlier, changed, self.state.step)
 
     def _reuse(self, summary: SummaryRecord) -> FitResult:
-        """Returns the result of a finished run, with its model and its tuned task."""
+        """Returns the result of a finished run, after its best weights and its tuned tasks are loaded."""
         folder, tasks = self.output_dir / outputs.MODEL, self.model.tasks
-        only = type(tasks[""]) if "" in tasks else None
+        only = None
+        if "" in tasks:
+            only = type(tasks[""])
         stored = broadcast_from_main(self.accelerator, lambda: stored_tasks(CheckpointFolder.open(folder), only))
         self.model.tasks = stored
         self._load_best()
@@ -491,33 +558,47 @@ class Trainer:
             broadcast_from_main(self.accelerator, remove_checkpoints, self.folder.checkpoints)
 
     def _load_best(self) -> None:
-        """Loads the weights of ``model/``, which only the main process needs to see."""
+        """Loads the weights of ``model/``, which only the main process needs to see, on all processes."""
+        # Only the first machine needs to have the folder, so the others get the weights from its memory.
         broadcast_from_main(self.accelerator, restore, self.model, self.output_dir / outputs.MODEL)
         if self.accelerator.num_processes > 1:
             for parameter in self.model.parameters():
                 broadcast(parameter.data)
 
     def _release_model(self, trainable: Sequence[nn.Parameter]) -> None:
-        """Sets the model to evaluation mode, unfreezes and unwraps it, drops gradients."""
+        """Leaves the model as a user expects it, whatever ended the run.
+
+        It is in evaluation mode, without gradients, with the parameters unfrozen that were so before, and without what
+        accelerate has wrapped around its ``forward``.
+        """
         for parameter in trainable:
             parameter.requires_grad_(True)
         self.objective.zero_grad(set_to_none=True)
         self.model.encoder.gradient_checkpointing = False
         set_sparse_gradients(self.objective, False)
+        # accelerate replaces `forward` of the objective for half precision, and puts it back only if asked.
         self.accelerator.unwrap_model(self.objective, keep_fp32_wrapper=False).eval()
 
 
 class TrainerCallback:
-    """Hooks into a run, which the main process calls. Override the ones you need.
+    """The hooks into a run. Derive from this class and override the ones that you need.
 
-    Call ``trainer.steps.optimizer.update_weights()`` before ``on_step`` reads word embeddings or adapters, which
-    otherwise get their updates later.
+    The main process calls them in the middle of the training loop, so a slow hook slows the run down. An exception in a
+    hook ends the run. A plain function as ``callback`` is enough to read the records of metrics.jsonl, or to end a run
+    after an evaluation.
+
+    Word embeddings and the weights that adapters change are brought up to date only when something reads them. So
+    ``on_step`` has to call ``trainer.steps.optimizer.update_weights()`` before it reads these weights.
 
     Example:
-        >>> class Norms(TrainerCallback):
+        >>> class Steps(TrainerCallback):
+        ...     count = 0
         ...     def on_step(self, trainer, log):
-        ...         print(log.step, log.grad_norm)
-        >>> result = fit(model, "train.csv", output_dir="runs/x", epochs=1, callback=Norms())
+        ...         self.count += 1
+        >>> steps = Steps()
+        >>> result = fit(model, "train.csv", output_dir="runs/x", epochs=1, callback=steps)
+        >>> steps.count == result.steps
+        True
     """
 
     def on_step(self, trainer: Trainer, log: StepLog) -> None:
@@ -527,14 +608,14 @@ class TrainerCallback:
         """Called with each record of a step in metrics.jsonl, after it is written."""
 
     def on_evaluate(self, trainer: Trainer, record: dict[str, Any]) -> object:
-        """Called with the record of an evaluation. A true result ends the run."""
+        """Called with the record of an evaluation. A true result ends the run, which then counts as finished."""
 
     def on_save(self, trainer: Trainer, path: Path) -> None:
         """Called with the folder of a checkpoint, after it is written."""
 
     @staticmethod
     def of(callback: "Callback | None") -> "TrainerCallback":
-        """Returns the hooks of what a user passes.
+        """Returns the hooks for what a user passes as ``callback``, which is None, a function or an object with hooks.
 
         Raises:
             UsageError: It is neither a `TrainerCallback` nor a function.
@@ -555,7 +636,7 @@ Callback = TrainerCallback | Callable[[dict[str, Any]], object]
 
 
 class _RecordCallback(TrainerCallback):
-    """Calls a function with each record, when all weights are up to date."""
+    """Calls a function with each record, after all weights are brought up to date."""
 
     def __init__(self, function: Callable[[dict[str, Any]], object]) -> None:
         self.function = function
@@ -569,4 +650,5 @@ class _RecordCallback(TrainerCallback):
 
 
 def _is_multiple(step: int, every: int | None) -> bool:
+    """Returns True if something that is done every so many steps is due. None is never."""
     return every is not None and step % every == 0

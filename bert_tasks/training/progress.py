@@ -1,7 +1,8 @@
 """Reports a run on standard error, in metrics.jsonl, and to trackers.
 
-metrics.jsonl is the record. TensorBoard, W&B, MLflow and Trackio, called through accelerate, get copies. Neither a
-terminal that cannot be written nor a tracker that fails ends a run.
+The file metrics.jsonl is the complete record. TensorBoard, W&B, MLflow and Trackio, which are called through
+accelerate, get copies. Neither a terminal that cannot be written nor a tracker that fails ends a run, because a run may
+have taken days by then.
 """
 
 import io
@@ -35,17 +36,19 @@ from bert_tasks.training.step import StepLog, StepResult
 from bert_tasks.variables import disable_telemetry
 
 _LOGGER = logging.getLogger("bert_tasks")
-_HOUR = 3600.0  # seconds, over which the speed is averaged that tells the remaining time
-# Trackers get the curves, not the machine, the command line or the code. W&B's own variables still apply.
+_HOUR = 3600.0  # in seconds, the time over which the speed is averaged that predicts the remaining time
+# Trackers get the curves, but neither the machine nor the command line nor the code. The environment variables of W&B
+# still apply.
 _WANDB: dict[str, Any] = {"console": "off", "disable_code": True, "disable_git": True, "x_disable_meta": True}
+# The characters that MLflow rejects in the names of metrics.
 _NOT_IN_MLFLOW = re.compile(r"[^\w\-./ :]")
 
 
 class Clock:
-    """Measures training in intervals, between which the run evaluates and saves.
+    """Measures the time of training in intervals, between which the run evaluates and saves.
 
     Attributes:
-        tokens: Number of tokens of the present interval.
+        tokens: The number of tokens in the present interval.
     """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
@@ -69,24 +72,29 @@ class Clock:
 
     @property
     def _seconds(self) -> float:
-        return 0.0 if self._began is None else self._now() - self._began
+        """The seconds of the present interval so far, 0 if there is none."""
+        if self._began is None:
+            return 0.0
+        return self._now() - self._began
 
     @property
     def tokens_per_second(self) -> float:
-        """The speed of the present interval."""
+        """The speed in the present interval."""
         return self.tokens / self._seconds
 
     @property
     def mean_tokens_per_second(self) -> float:
-        """The speed of all intervals that have ended, 0 without any token."""
-        return self._all_tokens / self._all_seconds if self._all_tokens else 0.0
+        """The speed over all intervals that have ended, 0 without any token."""
+        if not self._all_tokens:
+            return 0.0
+        return self._all_tokens / self._all_seconds
 
 
 class Reporter:
     """Reports a run on standard error.
 
-    Shows a progress bar on a terminal or in a notebook, else a line every ``logging_steps`` steps. Writes nothing if it
-    is not ``visible``.
+    On a terminal or in a notebook it shows a progress bar, and elsewhere a line every ``logging_steps`` steps. It
+    writes nothing if it is not ``visible``, as on all processes but the main one.
     """
 
     def __init__(
@@ -130,10 +138,7 @@ class Reporter:
         )
         if not self._has_bar and (completed % self._every == 0 or completed in (1, self._total)):
             task = self._progress.tasks[0]
-            elapsed, left = (
-                "-:--:--" if seconds is None else timedelta(seconds=round(seconds))
-                for seconds in (task.elapsed, task.time_remaining)
-            )
+            elapsed, left = _clock_time(task.elapsed), _clock_time(task.time_remaining)
             self.line(
                 f"step {completed}/{self._total}  {description}  loss {loss}  lr {rate}  {speed} tokens/s  "
                 f"time {elapsed}  ETA {left}"
@@ -142,7 +147,9 @@ class Reporter:
     def evaluation(self, step: int, metrics: Mapping[str, float], *, best: bool) -> None:
         """Shows the metrics after a number of steps."""
         shown = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
-        self.line(f"evaluation after step {step}: {shown}{'  (best so far)' if best else ''}")
+        if best:
+            shown += "  (best so far)"
+        self.line(f"evaluation after step {step}: {shown}")
 
     def early_end(self, evaluations: int | None) -> None:
         """Shows why a run ends before its last step.
@@ -166,9 +173,9 @@ class Reporter:
         """Shows a finished run.
 
         Args:
-            seconds: Time spent on training.
-            tokens_per_second: Its mean speed.
-            best_epoch, epochs: Number of epochs until the best model, and of all epochs.
+            seconds: The time that was spent on training.
+            tokens_per_second: The mean speed of training.
+            best_epoch, epochs: The number of epochs until the best model, and the number of all epochs.
             frequent: The most frequent label of the validation rows and its fraction, if there are labels.
         """
         label = ""
@@ -180,13 +187,20 @@ class Reporter:
         )
 
     def close(self) -> None:
-        """Ends the display."""
+        """Ends the display, so that the terminal has its cursor back."""
         if self._has_bar:
             self._progress.stop()
 
 
+def _clock_time(seconds: float | None) -> str:
+    """Returns a time as hours, minutes and seconds. It is unknown before the first steps."""
+    if seconds is None:
+        return "-:--:--"
+    return str(timedelta(seconds=round(seconds)))
+
+
 def check_installed(names: Sequence[str]) -> None:
-    """Raises UsageError for trackers that are not installed. accelerate only warns."""
+    """Raises UsageError for trackers that are not installed, about which accelerate would only warn."""
     installed = [str(name) for name in get_available_trackers()]
     missing = [name for name in names if name not in installed]
     if missing:
@@ -199,33 +213,35 @@ def check_installed(names: Sequence[str]) -> None:
 class MetricsLogger:
     """Records a run in metrics.jsonl and sends copies to the trackers.
 
-    Only the main process records. ``project`` is the project's name at the trackers. ``silent`` suppresses their
-    messages.
+    Only the main process records. ``project`` is the name of the project at the trackers. ``silent`` suppresses the
+    messages that they print.
     """
 
     def __init__(self, folder: Path, *, trackers: Sequence[str], project: str, silent: bool) -> None:
         self._folder, self._names, self._project, self._silent = folder, trackers, project, silent
-        self._trackers: dict[str, Any] = {}  # those that have begun or resumed the run
-        self._keys: dict[str, str] = {}  # their identifiers of the run
+        self._trackers: dict[str, Any] = {}  # the trackers that have begun or resumed the run
+        self._keys: dict[str, str] = {}  # the identifiers of the run at the trackers
 
     def start_trackers(self, metadata: RunRecord, *, step: int, changed: bool) -> None:
         """Begins or resumes the run in each tracker.
 
-        A tracker without the run gets all points of metrics.jsonl, a tracker with the run the points of the steps that
-        are trained from now on. So after a kill it has the points between the checkpoint and the kill twice, with the
-        same values. With other settings (``changed``) the tracker begins another run. A tracker that cannot start ends
-        a run at step 0. Later the run continues without it.
+        A tracker that does not have the run gets all points of metrics.jsonl, and one that has it gets the points of
+        the steps that are trained from now on. So after a kill it has the points between the checkpoint and the kill
+        twice, with the same values. With other settings (``changed``) the tracker begins another run.
+
+        A tracker that cannot start ends a run at step 0, because nothing is lost yet. Later the run continues without
+        the tracker.
         """
         disable_telemetry()
         stored: dict[str, dict[str, str]] = {}  # the identifiers of the run in each tracker
         with suppress(OSError, ValueError, AttributeError):  # a damaged file counts as none
-            content = {} if changed else json.loads((self._folder / outputs.TRACKERS).read_text(encoding="utf-8"))
-            stored = {name: entry for name, entry in content.items() if entry.get("project") == self._project}
-        # TensorBoard takes neither lists nor null.
-        config = {
-            key: value if isinstance(value, str | int | float | bool) else str(value)
-            for key, value in tracker_config(metadata).items()
-        }
+            if not changed:
+                content = json.loads((self._folder / outputs.TRACKERS).read_text(encoding="utf-8"))
+                stored = {name: entry for name, entry in content.items() if entry.get("project") == self._project}
+        config = tracker_config(metadata)
+        for key, value in config.items():
+            if not isinstance(value, str | int | float | bool):
+                config[key] = str(value)  # because TensorBoard takes neither lists nor null
         for name in self._names:
             with self._survived(name, "cannot start", fatal=step == 0):
                 self._start(name, stored.get(name, {}).get("run"), config)
@@ -261,17 +277,20 @@ class MetricsLogger:
     def _start(self, name: str, key: str | None, config: Mapping[str, Any]) -> None:
         """Begins the run in a tracker, or resumes the one with this identifier."""
         folder = self._folder.absolute()
-        # The displayed name is the folder's, after its parent's name for runs of several seeds.
-        shown = f"{folder.parent.name}-{folder.name}" if re.fullmatch(r"seed-\d+", folder.name) else folder.name
+        shown = folder.name
+        if re.fullmatch(r"seed-\d+", shown):  # which says nothing without the name of the recipe's folder
+            shown = f"{folder.parent.name}-{shown}"
         new_key = f"{shown}-{uuid.uuid4().hex[:8]}" if key is None else key
         options: dict[str, Any] = {"run_name": self._project}
         if name == "tensorboard":  # its files are written again, because metrics.jsonl has every point
             shutil.rmtree(self._folder / outputs.TENSORBOARD, ignore_errors=True)
             options, key = {"run_name": outputs.TENSORBOARD, "logging_dir": self._folder}, None
         elif name == "wandb":
-            options |= {"name": shown, "id": new_key, "resume": "allow"}
-            options["settings"] = _WANDB | ({"silent": True} if self._silent else {})
-            options |= {} if "WANDB_DIR" in os.environ else {"dir": str(self._folder)}
+            options |= {"name": shown, "id": new_key, "resume": "allow", "settings": dict(_WANDB)}
+            if self._silent:
+                options["settings"]["silent"] = True
+            if "WANDB_DIR" not in os.environ:
+                options["dir"] = str(self._folder)
         elif name == "mlflow":  # its own tag would be the path of the console script
             options = {"experiment_name": self._project, "run_id": key, "run_name": shown}
             options["tags"] = {"mlflow.source.name": "bert-tasks"}
@@ -280,9 +299,10 @@ class MetricsLogger:
             options["auto_log_cpu"] = False
         tracker: Any = LOGGER_TYPE_TO_CLASS[name](**options)
         tracker.start()
-        # MLflow alone chooses the identifier.
-        self._trackers[name], self._keys[name] = tracker, tracker.tracker.info.run_id if name == "mlflow" else new_key
-        if key is not None:
+        if name == "mlflow":  # which alone chooses the identifier itself
+            new_key = tracker.tracker.info.run_id
+        self._trackers[name], self._keys[name] = tracker, new_key
+        if key is not None:  # the tracker has the run already
             return
         tracker.store_init_configuration(dict(config))
         for event in outputs.read_events(self._folder):
@@ -290,12 +310,14 @@ class MetricsLogger:
 
     @contextmanager
     def _survived(self, name: str, failure: str, *, fatal: bool = False) -> Iterator[None]:
-        """Drops a tracker that raises any error that is not fatal."""
+        """Drops a tracker that raises any error, unless the error is fatal."""
+        # Some trackers print, but standard output belongs to the result of the command.
+        stream = io.StringIO() if self._silent else message_stream()
         try:
-            # Some trackers print, but standard output belongs to the command.
-            with redirect_stdout(io.StringIO() if self._silent else message_stream()):
+            with redirect_stdout(stream):
                 yield
-        except Exception as error:  # four libraries, and none may end a run
+        except Exception as error:  # four libraries with errors of their own, none of which may end a run
+            # The message may hold a key from the environment, and may be a page of HTML.
             text = masked(str(error).partition("\n")[0])[:300]
             reason = f"tracker {name} {failure} ({type(error).__name__}: {text})"
             if fatal:
@@ -318,7 +340,7 @@ def step_record(log: StepLog, *, epoch: int, tokens_per_second: float, has_terms
 
 
 def diverged_record(result: StepResult, *, epoch: int, rows: Sequence[int]) -> dict[str, Any]:
-    """Returns the record of a step that is not finite. ``epoch`` and ``rows`` count from 0."""
+    """Returns the record of a step whose loss or gradient is not finite. ``epoch`` and ``rows`` count from 0."""
     loss, norm, *_ = result.values.tolist()
     record: dict[str, Any] = {"event": "diverged", "step": result.step + 1, "epoch": epoch + 1}
     record |= {"loss": loss, "learning_rate": result.learning_rate, "grad_norm": norm}
@@ -327,7 +349,7 @@ def diverged_record(result: StepResult, *, epoch: int, rows: Sequence[int]) -> d
 
 
 def points(event: EventRecord) -> dict[str, float]:
-    """Returns the finite numbers of an event, for example ``train/loss``."""
+    """Returns the finite numbers of an event by the names at the trackers, for example ``train/loss``."""
     values: dict[str, float] = {}
     if event.event == "step":
         shown = event.model_dump(exclude={"event", "step", "terms"}, exclude_unset=True)
@@ -338,7 +360,7 @@ def points(event: EventRecord) -> dict[str, float]:
 
 
 def tracker_config(metadata: RunRecord) -> dict[str, Any]:
-    """Returns versions and settings of run.json without local paths, for trackers."""
+    """Returns the versions and settings of run.json for trackers, without the folders of this machine."""
     shown = {name: getattr(metadata, name) for name in ("python", "platform", "processes", "device", "threads")}
     versions = {f"versions.{name}": version for name, version in metadata.versions.items()}
     named: dict[str, Any] = outputs.without_folders(metadata.settings)

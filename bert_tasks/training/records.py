@@ -1,7 +1,8 @@
-"""The JSON files of a run, each as one model that is written and read.
+"""The JSON files of a run, each as one pydantic model that is written and read.
 
 A class states the fields of a file in their order. A file holds the fields that were set. Numbers that are not finite
-are null in a file, because JSON has no others, and NaN in Python.
+are null in a file, because JSON has no such numbers, and become NaN when the file is read. Fields that an older version
+did not write have defaults, so that its runs can still be read.
 """
 
 import math
@@ -21,31 +22,37 @@ _UNKNOWN = "unknown"
 
 
 def _number(value: Any) -> float:
-    """Returns NaN for null, and another number as it is, because a whole number stays one when a file is rewritten."""
+    """Returns NaN for null, and another number as it is.
+
+    A whole number is not turned into a float, so that it is still a whole number when the file is written again.
+    """
     if value is None:
         return math.nan
+    # In Python a bool is an int, but true in a file is no number.
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise PydanticKnownError("float_type")
     return value
 
 
 def _json_number(value: float) -> object:
+    """Returns a number as JSON has it."""
     return value if math.isfinite(value) else None
 
 
+# Up to 2^53 every whole number is a float64, too, which other readers of JSON may use.
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 Number = Annotated[float, PlainValidator(_number), PlainSerializer(_json_number, when_used="json")]
 Metrics = dict[str, Number]
 
 
 class Record(BaseModel):
-    """A JSON file, or a part of one."""
+    """A JSON file, or a part of one. Types are strict, so that a string is never read as a number."""
 
     model_config = ConfigDict(strict=True)
 
     @classmethod
     def checked(cls, content: object) -> Self:
-        """Returns the record. Raises ValueError with the name of a field that is missing or has another type."""
+        """Returns the record. Raises ValueError that names the first field that is missing or has another type."""
         try:
             return cls.model_validate(content)
         except ValidationError as error:
@@ -54,12 +61,20 @@ class Record(BaseModel):
             raise ValueError(f"{location} = {shortened(first['input'])}, {first['msg']}") from None
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the content of the file."""
+        """Returns the content of the file, with the fields that were set."""
         return self.model_dump(mode="json", by_alias=True, exclude_unset=True)
 
 
 class MetricRecord(Record):
-    """What readers of the metrics must know, such as the metric that selects the best model."""
+    """What readers of the metrics must know.
+
+    Attributes:
+        sets: The names of the validation sets, in the order of evaluation.
+        best: The metric that selects the best model, with the name of its set.
+        primary: The metric that the task is usually judged by.
+        lower_is_better: The metrics for which a lower value is better.
+        neutral: The metrics for which neither a lower nor a higher value is better.
+    """
 
     sets: Annotated[list[str], Field(min_length=1)]
     best: str
@@ -69,7 +84,12 @@ class MetricRecord(Record):
 
 
 class SplitRecord(Record):
-    """The source (with the hub's commit), row count and fingerprint of the rows of a split."""
+    """The rows of a split: where they are from, how many they are, and the fingerprint of their content.
+
+    Attributes:
+        rows_left_out: Number of rows that were skipped because they are invalid (``data.on_error = "skip"``).
+        hub: The data set on the Hugging Face Hub with its commit, if the rows are from there.
+    """
 
     source: str
     fingerprint: str
@@ -79,7 +99,7 @@ class SplitRecord(Record):
 
 
 class ChangeRecord(Record):
-    """A setting, or a part of the environment, that differs since a run was resumed after ``step``."""
+    """A setting, or a part of the environment, that changed when a run was resumed after ``step``."""
 
     step: Count
     change: str
@@ -89,11 +109,13 @@ class RunRecord(Record):
     """``run.json``, with all that bit-equal results and readers of metrics need.
 
     Attributes:
-        vocabulary_rows: Number of trained and of all rows of the word embeddings. None if all that are not frozen are
-            trained.
-        encoder_weights: Digest of the encoder, which the checkpoints of adapters do not hold.
+        vocabulary_rows: The number of rows of the word embeddings that are trained, and of all rows. None if the run
+            trains all of them or none.
+        initial_weights: The digest of the weights at the start of the run.
+        encoder_weights: The digest of the encoder, which the checkpoints of adapters do not hold. None without
+            adapters.
         resumed_at: The steps after which the run was resumed.
-        settings: All settings of the run, flat, ``section.name`` -> value.
+        settings: All settings of the run by ``section.name``.
     """
 
     python: str = _UNKNOWN
@@ -143,7 +165,7 @@ class SummaryRecord(Record):
 
 
 class EventRecord(Record):
-    """A line of ``metrics.jsonl``. Other fields are kept when a resumed run cuts the file."""
+    """A line of ``metrics.jsonl``. Fields that it does not know are kept when a resumed run cuts the file."""
 
     model_config = ConfigDict(extra="allow")
     event: Literal["step", "evaluation", "agreement", "diverged"]
@@ -162,7 +184,7 @@ class ManifestRecord(Record):
     """``manifest.json`` of a checkpoint.
 
     Attributes:
-        epoch, samples: What the run has seen.
+        epoch, samples: The number of epochs and of samples that the run has seen.
         best_step: The step of the best model so far. 0 if there is none yet.
         files: The ``sha256`` and the ``size`` of each file of the checkpoint.
     """
@@ -182,9 +204,10 @@ RecordT = TypeVar("RecordT", bound=Record)
 
 
 def read_record(path: Path, record: type[RecordT], *, remedy: str) -> RecordT:
-    """Reads a file. Raises UsageError with ``remedy`` if a field is damaged."""
+    """Reads a file. Raises UsageError, which ends with ``remedy``, if the file or a field is damaged."""
     try:
         return record.checked(read_json(path, max_bytes=_MOST_BYTES))
     except (CheckpointError, ValueError) as error:
         reason = str(error).removeprefix(f"{path}: ")
-        raise UsageError(f"{path} is damaged ({reason}). {remedy[:1].upper()}{remedy[1:]}") from None
+        sentence = remedy[:1].upper() + remedy[1:]
+        raise UsageError(f"{path} is damaged ({reason}). {sentence}") from None

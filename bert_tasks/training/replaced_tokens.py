@@ -1,4 +1,9 @@
-"""The objective of ELECTRA, to detect the tokens that a generator replaced."""
+"""Replaced token detection, the objective of ELECTRA (Clark et al., arXiv:2003.10555).
+
+A small masked language model, the generator, fills masked positions with tokens that it draws. The discriminator, which
+is the model that is saved, tells for each token whether it was replaced. Owns the loss of both and the making of the
+generator.
+"""
 
 from collections.abc import Mapping
 from typing import ClassVar
@@ -23,8 +28,9 @@ _HEAD_SIZE = 64  # size of the generator's attention heads, as in ELECTRA
 class ReplacedTokenDetection(Objective):
     """The loss of a generator and of a discriminator, which is the model.
 
-    Both have the same tables of words, positions and segments and the norm after them. No gradient goes from the
-    discriminator to the generator (Clark et al., arXiv:2003.10555).
+    Both share the tables of words, positions and segments and the norm after them. No gradient goes from the
+    discriminator to the generator, because drawing a token cannot be differentiated. So the two are no adversaries, and
+    both losses are minimised together.
 
     Attributes:
         model: The discriminator.
@@ -35,10 +41,10 @@ class ReplacedTokenDetection(Objective):
     model: TaskModel
 
     def __init__(self, model: TaskModel, generator: TaskModel) -> None:
-        """Ties the embeddings of the generator to the model's.
+        """Ties the embeddings of the generator to those of the model.
 
         Raises:
-            UsageError: their embeddings differ in shape.
+            UsageError: The embeddings of the two models differ in shape.
         """
         super().__init__(model)
         shared, theirs = model.encoder.embeddings, generator.encoder.embeddings
@@ -55,7 +61,7 @@ class ReplacedTokenDetection(Objective):
             return loss_terms(self.model, output, batch)
 
     def output_of(self, batch: PackedBatch) -> ReplacedTokenOutput:
-        """Runs the generator on masked tokens, and the discriminator on drawn tokens."""
+        """Runs the generator on the masked tokens, and the discriminator on those that the generator drew."""
         return replaced_token_output(batch, generator=self.generator, discriminator=self.model)
 
     @property
@@ -74,7 +80,9 @@ class ReplacedTokenDetection(Objective):
 
 
 def make_generator(model: TaskModel, *, seed: int) -> TaskModel:
-    """Returns a narrower generator with as many layers and the model's embeddings.
+    """Returns a new generator, which is narrower than the model and has as many layers.
+
+    Its embeddings have the shape of the model's, because `ReplacedTokenDetection` replaces them by the model's.
 
     Raises:
         UsageError: The task has no generator.
@@ -85,6 +93,7 @@ def make_generator(model: TaskModel, *, seed: int) -> TaskModel:
     task, share = generator_task
     config, fields = model.config, family_of(model.hf_config).fields
     width = max(1, round(share * config.hidden_size))
+    # The largest number of heads that divides the width, with heads of at least the usual size.
     heads = next(count for count in range(max(1, width // _HEAD_SIZE), 0, -1) if width % count == 0)
     sizes = {
         "hidden_size": width,
@@ -92,7 +101,8 @@ def make_generator(model: TaskModel, *, seed: int) -> TaskModel:
         "num_attention_heads": heads,
         "intermediate_size": 4 * width,
     }
-    changed = {fields[name][0]: value for name, value in sizes.items()}
+    changed = {fields[name][0]: value for name, value in sizes.items()}  # by the names of transformers' config
+    # The weights depend on the seed of the run alone, and the random numbers of the caller stay as they are.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return TaskModel({**model.hf_config, **changed}, task, tokenizer=model.require_tokenizer())

@@ -1,6 +1,8 @@
 """Makes a run from a recipe.
 
-Owns the order in which data, labels, task and model are made, because they depend on each other, and the dry run.
+Owns the order in which data, labels, task and model are made, because they depend on each other, and the dry run. The
+labels are found in the rows, the task needs the labels, the head of the model needs the task, and the teacher needs the
+model.
 """
 
 from dataclasses import dataclass
@@ -32,9 +34,10 @@ from bert_tasks.training.step import StepPlan
 
 
 def build_trainer(prepared: LoadedRecipe, callback: Callback | None = None) -> Trainer:
-    """Returns the run of a recipe with its loaded checkpoint and the task's head."""
+    """Returns the run of a recipe, with its model and rows loaded, and with a teacher if the recipe names one."""
     recipe = prepared.recipe
     section, heads, seed = recipe.model, prepared.heads, recipe.run.seed
+    # A file with a configuration makes a new model with random weights, and a name loads a pre-trained one.
     if section.config is not None:
         model = new_model(section.config, heads, tokenizer=str(section.tokenizer), seed=seed)
     else:
@@ -55,7 +58,7 @@ def build_trainer(prepared: LoadedRecipe, callback: Callback | None = None) -> T
 
 
 def prepare_model(model: AnyModel, *, seed: int) -> None:
-    """Makes a model ready for a run. A new head is drawn from the run's seed.
+    """Makes a model ready for a run. The weights of a new head are drawn from the seed of the run.
 
     Raises:
         UsageError: The model cannot be trained and saved, because it is exported, wrapped by another library, or no
@@ -69,19 +72,20 @@ def prepare_model(model: AnyModel, *, seed: int) -> None:
     if model.no_weights_reason:
         raise UsageError(f"it cannot be trained, because {model.no_weights_reason}")
     check_parameters(model)
+    # Otherwise the weights of a new head would depend on whatever random numbers the program has drawn before.
     draw_new_head(model, seed)
 
 
 def make_objective(
     model: AnyModel, section: TeacherSection | None, teacher: Teacher | None = None, *, seed: int
 ) -> Objective:
-    """Returns the loss of the task, and of a teacher or a generator if there is one.
+    """Returns the objective of a run, which is the loss of the labels, of a teacher, or of a generator.
 
     Args:
         model: The model that is trained.
-        section: The teacher and how it teaches. None if there is no teacher.
-        teacher: The teacher instead of the names in the section. A model, or a mapping with a model or its name for
-            some of several tasks.
+        section: The section ``[teacher]``, with the name of the teacher and how it teaches. None if there is none.
+        teacher: The teacher, instead of the name in the section. It is a model, or for some of several tasks a mapping
+            from their names to a model or its name.
         seed: Seed of the weights of a generator.
 
     Raises:
@@ -91,11 +95,13 @@ def make_objective(
     if isinstance(model, MultiTaskModel):
         if section is None:
             return Supervised(model)
-        teachers = load_teachers(model.tasks, section.name if teacher is None else teacher, revision=section.revision)
+        if teacher is None:
+            teacher = section.name
+        teachers = load_teachers(model.tasks, teacher, revision=section.revision)
         return DistillationOfSeveral(model, teachers, section)
     if model.task.generator() is not None:
         if section is not None:
-            check_teachable(model.task)  # rejects the teacher
+            check_teachable(model.task)  # which raises the error, because no task with a generator can be taught
         return ReplacedTokenDetection(model, make_generator(model, seed=seed))
     if section is None:
         return Supervised(model)
@@ -115,11 +121,21 @@ def train(
     progress: bool = True,
     callback: Callback | None = None,
 ) -> FitResult:
-    """Trains a recipe, or resumes its run. A finished run is only reported.
+    """Trains a recipe, or resumes its run.
+
+    It does what the command ``bert-tasks train`` does. Use it if a run should be reproducible from a file, and `fit` to
+    train on rows that are in memory, or a model that you have made. A finished run is not trained again. Its result is
+    returned, with ``reused`` set.
 
     Args:
         recipe: A recipe, or the path of its TOML file.
-        overwrite, progress, callback: See ``fit``, which raises the same errors.
+        overwrite, progress, callback: See ``fit``.
+
+    Returns:
+        The metrics of the best model, which is in ``model/`` of the output folder.
+
+    Raises:
+        RecipeError, DataError, CheckpointError, UsageError, DivergedError, StoppedError: See ``fit``.
     """
     loaded = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
     if loaded.folds is not None and loaded.folds.fold is None:
@@ -133,6 +149,7 @@ def run_recipe(
     """Trains a recipe. Returns the run, with its rows and best model, and its result."""
     check_installed(recipe.run.trackers)
     accelerator = make_accelerator(recipe.optim.mixed_precision)
+    # Before the data is read, which may take long.
     broadcast_from_main(accelerator, outputs.check_folder, run_folder(recipe))
     with main_process_first(accelerator):
         loaded = prepare(recipe)
@@ -151,7 +168,17 @@ def run_folder(recipe: Recipe) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class DryRun(Result):
-    """The plan of a run. ``data`` are the figures of its rows."""
+    """The plan of a run, for people and programs.
+
+    Attributes:
+        steps, warmup_steps: The number of optimizer steps, and how many of them belong to the warm-up.
+        tokens_per_epoch: The number of tokens in the training rows, with special tokens.
+        parameters, trained_parameters: The number of parameters of the model, and of those that are trained.
+        load_summary: A sentence about the weights that were loaded and those that are new.
+        example: The first row of the first batch, decoded from its tokens.
+        output_dir, state: The folder of the run, and what is in it.
+        data: The numbers of rows and of labels.
+    """
 
     steps: int
     warmup_steps: int
@@ -179,6 +206,8 @@ class DryRun(Result):
 def dry_run(recipe: Recipe, *, overwrite: bool = False) -> DryRun:
     """Does everything that ``train`` does before the first step, but writes no output.
 
+    It loads the data and the model, so it takes as long as the start of a run, and finds the same errors.
+
     Raises:
         RecipeError, DataError, CheckpointError, UsageError: As for ``train``.
     """
@@ -188,7 +217,9 @@ def dry_run(recipe: Recipe, *, overwrite: bool = False) -> DryRun:
     trainer = build_trainer(prepare(recipe))
     trainer.preflight()
     model, objective = trainer.model, trainer.objective
-    existing = None if overwrite else trainer.folder.existing_run()
+    existing = None
+    if not overwrite:
+        existing = trainer.folder.existing_run()
     saved = checkpoints(trainer.folder.checkpoints)
     if existing is None:
         state = "a new run"
@@ -201,13 +232,16 @@ def dry_run(recipe: Recipe, *, overwrite: bool = False) -> DryRun:
     samples = training_samples(trainer.splits.train, model)
     order = SampleOrder.of(samples, optim, seed=seed)
     plan, first_row = StepPlan.of(optim, order), order.epoch(0)[0][:1]
+    load_summary = "random, of a new model"
+    if model.load_report is not None:
+        load_summary = model.load_report.summary()
     return DryRun(
         steps=plan.total,
         warmup_steps=plan.warmup,
         tokens_per_epoch=int(samples.lengths.sum()),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         trained_parameters=count_trained(objective, make_adapters(objective, optim, seed)),
-        load_summary="random, of a new model" if model.load_report is None else model.load_report.summary(),
+        load_summary=load_summary,
         example=str(model.require_tokenizer().decode(samples.features_of(first_row)[0]["input_ids"])),
         output_dir=str(folder),
         state=state,

@@ -1,8 +1,8 @@
 """The state of a run, its result, and its folder.
 
-Owns ``TrainerState``, which a checkpoint's ``RunState`` stores, ``RunFolder``, and the content of run.json. A run needs
-no loader state, because the order of the samples and the random numbers of a step are functions of seed, epoch and
-step.
+Owns ``TrainerState``, which a checkpoint's ``RunState`` stores, ``RunFolder``, and the content of run.json. The state
+needs neither a position in the data nor the state of a random number generator, because the order of the samples and
+the random numbers of a step are functions of seed, epoch and step.
 """
 
 import json
@@ -53,6 +53,7 @@ from bert_tasks.training.records import (
 from bert_tasks.training.step import OptimizerSteps
 
 Tasks = SkipValidation[Mapping[str, Task]]
+# A checkpoint stores an infinite rank as null, because JSON has no infinity (see records.py).
 LowestIfNull = BeforeValidator(lambda value: -math.inf if value is None else value)
 HighestIfNull = BeforeValidator(lambda value: math.inf if value is None else value)
 
@@ -68,8 +69,8 @@ class TrainerState(Record):
         best_step: Optimizer steps of the best model. 0 if there is none yet.
         best_collapse: Collapse of the best model on the validation set that its metric belongs to. See
             ``Output.degeneracy``.
-        since_best: Evaluations since the best one.
-        seconds: Time spent on training, without evaluation and saving.
+        since_best: Number of evaluations since the best one.
+        seconds: Time in seconds that was spent on training, without evaluation and saving.
         overflows: Consecutive steps that fp16 skipped.
         stopped: The run ends early.
     """
@@ -102,6 +103,7 @@ class TrainerState(Record):
         ``rank`` is the result of ``rank_of``. ``tasks`` are the tasks as this evaluation tuned them.
         """
         value, loss = rank
+        # The first evaluation is the best so far even if its value is minus infinity, because a run needs a model.
         is_best = (value, -loss) > (self.best_value, -self.best_loss) or not self.best
         self.last, self.evaluated_step = metrics, self.step
         self.since_best = 0 if is_best else self.since_best + 1
@@ -131,16 +133,17 @@ class TrainerState(Record):
         """
         if not isinstance(stored, Mapping):
             raise ValueError(f"the state is {shortened(stored)}, expected an object")
-        missing = [name for name in (*cls.model_fields, "tuned") if name not in stored and name != "tasks"]
-        if missing:
-            raise ValueError(f"{missing[0]} = {shortened(stored)}, Field required")
+        # Every field has a default, which must not stand in for a field that a damaged checkpoint lacks.
+        for name in (*cls.model_fields, "tuned"):
+            if name not in stored and name != "tasks":
+                raise ValueError(f"{name} = {shortened(stored)}, Field required")
         values = dict(stored)
         tuned = _tuned_tasks(tasks, values.pop("tuned"))
         return cls.checked({**values, "tasks": tuned})
 
 
 def _tuned_tasks(tasks: Mapping[str, Task], stored: object) -> dict[str, Task]:
-    """Returns the tasks with fitted values from a checkpoint. Several tasks have them by name, as ``fitted``."""
+    """Returns the tasks with the fitted values of a checkpoint, which several tasks have by name under ``fitted``."""
     by_head = stored
     if "" in tasks:
         by_head = {"": stored}
@@ -190,7 +193,13 @@ class FitResult(SummaryRecord):
     reused: bool = Field(default=False, exclude=True)
 
     def metric_tables(self) -> dict[str, MetricTable]:
-        """Returns the best model's metrics on each validation set, as tables."""
+        """Returns the metrics of the best model as one table for each validation set.
+
+        A table has the metrics over all rows, and for most tasks the scores of each label.
+
+        Returns:
+            The table of each validation set, by its name.
+        """
         by_set = metrics_by_set(self.metrics, self.validation_sets)
         return {name: metric_table(self.tasks, metrics) for name, metrics in by_set.items()}
 
@@ -200,23 +209,26 @@ class FitResult(SummaryRecord):
             rows += [[name, metric, f"{value:.4f}"] for metric, value in metrics.overall.items()]
         if self.validation_sets == ("",):
             columns, rows = columns[1:], [row[1:] for row in rows]
-        report = self.output_dir / outputs.REPORT
         about = f"best after step {self.best_step} of {self.steps}, {self.train_seconds:.0f} s of training"
         lines = [about, f"model: {self.output_dir / outputs.MODEL}", *self.notes]
-        lines += [f"report: {report}"] if report.is_file() else []
+        report = self.output_dir / outputs.REPORT
+        if report.is_file():
+            lines.append(f"report: {report}")
         return Table(columns=columns, rows=rows).html() + "".join(f"<div>{escape(line)}</div>" for line in lines)
 
 
 def state_dict(steps: OptimizerSteps, state: TrainerState) -> RunState:
-    """Returns the run after ``state.step`` steps, with all weights up to date.
+    """Returns the run after ``state.step`` steps. All weights have to be up to date.
 
-    Write the tensors before the next step changes them.
+    The tensors are those of the run and no copies, so they have to be written before the next step changes them.
     """
     scaler = steps.accelerator.scaler
     moments, other = steps.optimizer.state_dict()
+    scaler_state = None if scaler is None else scaler.state_dict()
     # The key "course" is part of the format of checkpoints.
-    progress = {"course": state.to_json(), "scaler": None if scaler is None else scaler.state_dict()}
-    progress |= {"optimizer": other} if other else {}
+    progress = {"course": state.to_json(), "scaler": scaler_state}
+    if other:
+        progress["optimizer"] = other
     weights = steps.optimizer.checkpoint_parameters()
     return RunState(step=state.step, weights=weights, optimizer=moments, progress=progress)
 
@@ -225,10 +237,11 @@ def load_state(loaded: RunState, steps: OptimizerSteps, tasks: Mapping[str, Task
     """Loads a ``state_dict`` into parameters, optimizer and scaler, and returns the state of the run.
 
     Raises:
-        CheckpointError: It belongs to another model, or is damaged.
+        CheckpointError: The checkpoint belongs to another model, or is damaged.
     """
     scaler, parameters = steps.accelerator.scaler, steps.optimizer.checkpoint_parameters()
-    here, stored = ({name: value.shape for name, value in tensors.items()} for tensors in (parameters, loaded.weights))
+    here = {name: parameter.shape for name, parameter in parameters.items()}
+    stored = {name: tensor.shape for name, tensor in loaded.weights.items()}
     different = sorted(name for name in here.keys() | stored.keys() if here.get(name) != stored.get(name))
     if different:
         raise CheckpointError(
@@ -284,7 +297,12 @@ class RunFolder:
 
     @on_main_process
     def existing_run(self) -> ExistingRun | None:
-        """Returns the folder's run. Raises UsageError if it is damaged or different."""
+        """Returns the run in the folder, or None if there is none.
+
+        Raises:
+            UsageError: A file of the run is damaged, or the run has other settings or rows, so that it can neither be
+                resumed nor returned as the result.
+        """
         metadata = outputs.read_run_metadata(self.path)
         if metadata is None:
             return None
@@ -294,25 +312,25 @@ class RunFolder:
 
     @on_main_process
     def write_metadata(self, metadata: RunRecord) -> None:
-        """Writes the run's settings and inputs, run.json first to mark the folder."""
+        """Writes the settings and inputs of the run, run.json first, because it marks the folder as that of a run."""
         outputs.write_json(self.path / outputs.RUN, metadata.to_json())
         if self.recipe_text is not None:
             outputs.write_text(self.path / outputs.RECIPE, self.recipe_text)
         # Skipped rows, once for each source file, because validation rows may come from the training file.
         tables = {table.source: table for _, table in named_splits(self.splits)}
-        rejects = [
-            json.dumps({"file": table.source, **json.loads(error)}) + "\n"
-            for table in tables.values()
-            if table.errors is not None
-            for error in table.errors.values(REJECT)
-        ]
+        rejects: list[str] = []
+        for table in tables.values():
+            if table.errors is None:
+                continue
+            for error in table.errors.values(REJECT):
+                rejects.append(json.dumps({"file": table.source, **json.loads(error)}) + "\n")
         (self.path / outputs.REJECTS).unlink(missing_ok=True)
         if rejects:
             outputs.write_text(self.path / outputs.REJECTS, "".join(rejects))
 
     @on_main_process
     def load_newest(self, existing: ExistingRun, metadata: RunRecord) -> tuple[RunState | None, list[str]]:
-        """Returns the checkpoint to resume from, if there is one, and notes for people.
+        """Returns the newest intact checkpoint, from which the run resumes, if there is one, and notes for people.
 
         Args:
             existing: The run in the folder.
@@ -332,6 +350,7 @@ class RunFolder:
                     f"folder, or {argument('overwrite')} to train again (run.keep_checkpoints keeps the checkpoints of "
                     "a run)"
                 )
+            # A run that was killed before its first checkpoint has only metrics and settings.
             return None, ["the run in the folder has no checkpoint and starts again from the beginning"]
         if newest.state.step > metadata.steps:
             raise UsageError(
@@ -349,10 +368,11 @@ class RunFolder:
 
     @on_main_process
     def rewind(self, loaded: RunState | None, state: TrainerState, steps: OptimizerSteps) -> list[str]:
-        """Cuts the files back to the step from which the run is resumed. Returns notes.
+        """Cuts the files of the run back to the step from which it is resumed. Returns notes for people.
 
-        ``model/`` may be from after that step, so it is written again from the best checkpoint.
+        ``model/`` may be from after that step, so it is written again from the checkpoint of the best model.
         """
+        # The summary goes first, because without it the run counts as unfinished.
         (self.path / outputs.SUMMARY).unlink(missing_ok=True)
         outputs.cut_events(self.path, state.step, evaluated_step=state.evaluated_step)
         if loaded is None or not state.best_step:
@@ -360,13 +380,14 @@ class RunFolder:
         try:
             best = checkpointing.read_weights(self.checkpoints, state.best_step)
         except CheckpointError as error:
+            # Checkpoints may have been removed by hand. An existing best model is then better than none.
             if not (self.path / outputs.MODEL / "config.json").is_file():
                 raise
             return [f"NOT USED: {error}. The best model so far remains in {outputs.MODEL}/"]
         parameters = steps.optimizer.checkpoint_parameters()
         with torch.no_grad():
             for name, parameter in parameters.items():
-                parameter.copy_(best.pop(name))
+                parameter.copy_(best.pop(name))  # frees each tensor, so that memory does not hold a further model
             steps.optimizer.update_weights()
             self._publish(state.tasks, steps.optimizer.adapters)
             for name, parameter in parameters.items():
@@ -375,9 +396,10 @@ class RunFolder:
 
     @on_main_process
     def save_checkpoint(self, steps: OptimizerSteps, state: TrainerState, *, seed: int, keep_last: int) -> Path:
-        """Writes a checkpoint of the run with up-to-date weights. Returns its folder."""
+        """Writes a checkpoint of the run, whose weights have to be up to date. Returns its folder."""
         order = steps.order
         epoch = order.epoch_of(state.step)
+        # Whole epochs, of which each has as many samples as there are, and the batches of the present one.
         batches = order.batches(order.first_step(epoch), state.step)
         metadata = {
             "epoch": order.epochs(state.step),
@@ -397,14 +419,16 @@ class RunFolder:
 
     @on_main_process
     def publish(self, tasks: Mapping[str, Task], adapters: Adapters | None) -> None:
-        """Writes the present model, with the tuned tasks, or its adapters to ``model/``."""
+        """Writes the present model to ``model/``, with the tuned tasks, and its adapters if the run saves them."""
         self._publish(tasks, adapters)
 
     def _publish(self, tasks: Mapping[str, Task], adapters: Adapters | None) -> None:
+        """Does what ``publish`` does, inside of another method that runs on the main process."""
         model = self.objective.model
         model.adapters = None if adapters is None else adapters.weights()
         for of_head in model.heads.values():
             of_head.adapters = model.adapters
+        # The run continues with the tasks as they were, because each evaluation tunes them anew.
         untuned, model.tasks = model.tasks, tasks
         try:
             model.save_pretrained(self.path / outputs.MODEL)
@@ -419,11 +443,12 @@ class RunFolder:
 def run_environment(accelerator: Accelerator, model: AnyModel) -> dict[str, Any]:
     """Returns what bit-equal results depend on besides the settings and the data."""
     device = accelerator.device
+    device_name = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     return {
         **outputs.environment(feature_libraries(model)),
         "processes": accelerator.num_processes,
         "device": device.type,
-        "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+        "device_name": device_name,
     }
 
 
@@ -436,23 +461,29 @@ def run_metadata(
     """
     model = steps.objective.model
     vocabulary, adapters = steps.optimizer.vocabulary, steps.optimizer.adapters
-    rows = None if vocabulary is None else {"trained": len(vocabulary.ids), "all": model.config.vocab_size}
+    vocabulary_rows = None
+    if vocabulary is not None:
+        vocabulary_rows = {"trained": len(vocabulary.ids), "all": model.config.vocab_size}
+    origin: dict[str, str | None] = {}
+    if model.origin is not None:
+        origin = dict(vars(model.origin))
+    # With adapters the checkpoints do not hold the encoder, so a resumed run needs the same one.
+    encoder_weights = None if adapters is None else weights_digest(model.encoder.state_dict())
     return RunRecord(
         **run_environment(steps.accelerator, model),
         seed=steps.seed,
         attention=attention_kernel(model, steps.optim.mixed_precision),
-        model={} if model.origin is None else dict(vars(model.origin)),
+        model=origin,
         task=task_name(model.tasks),
         labels=list(model.labels),
         metrics=metrics,
         data=outputs.data_metadata(splits),
         rows=len(splits.train),
         steps=steps.plan.total,
-        vocabulary_rows=rows,
+        vocabulary_rows=vocabulary_rows,
         trained_parameters=count_trained(steps.objective, adapters),
         initial_weights=weights_digest(steps.objective.checkpoint_parameters()),
-        # With adapters the checkpoints do not hold them, so a resumed run needs the same ones.
-        encoder_weights=None if adapters is None else weights_digest(model.encoder.state_dict()),
+        encoder_weights=encoder_weights,
         settings=dict(settings),
     )
 
@@ -477,15 +508,17 @@ def start_notes(steps: OptimizerSteps, splits: Splits, attention: str) -> Iterat
         f"{accelerator.num_processes} x {accelerator.device.type}, attention {attention}, "
         f"mixed precision {steps.optim.mixed_precision}"
     )
+    # Too many threads are the most common reason why training on a CPU is slow.
     if accelerator.device.type == "cpu":
         local = os.environ.get("LOCAL_WORLD_SIZE", "")  # set by torchrun, the number of processes on this machine
         processes = int(local) if local.isdecimal() else accelerator.num_processes
         hint = thread_hint(torch.get_num_threads(), processes, usable_cores())
         if hint is not None:
             yield hint
-        slow = slow_bfloat16() if steps.optim.mixed_precision == "bf16" else None
-        if slow is not None:
-            yield f'{slow}. Set optim.mixed_precision = "no"'
+        if steps.optim.mixed_precision == "bf16":
+            slow = slow_bfloat16()
+            if slow is not None:
+                yield f'{slow}. Set optim.mixed_precision = "no"'
     if model.load_report is not None:
         yield model.load_report.summary()
     if optimizer.adapters is not None:
@@ -512,7 +545,7 @@ def end_notes(steps: OptimizerSteps, splits: Splits, state: TrainerState, *, bes
         return
     where = f" of the validation set {best_set!r}" if best_set else ""
     remedies = [f"a lower learning_rate (now {steps.optim.learning_rate:g})"]
-    for task in state.tasks.values():
+    for task in state.tasks.values():  # several tasks may have the same remedy
         remedies += [remedy for remedy in task.output.remedies if remedy not in remedies]
     epochs = steps.order.epochs(steps.plan.total)
     yield (
