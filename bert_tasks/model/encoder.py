@@ -205,7 +205,7 @@ class Encoder(PretrainedModule):
             return np.empty((0, self.config.hidden_size), np.float32)
         array = np.stack(vectors)  # [R, H]
         if isinstance(texts, str):
-            return array[0]
+            (array,) = array  # the only row, [H]
         return array
 
     def embedding_model(
