@@ -1,6 +1,8 @@
 """Exports a trained model to a folder that onnxruntime or transformers runs.
 
-A graph is verified against the model. A folder is written whole.
+A graph is verified against the model before it is written: its logits on random sequences and on rows of the user, and
+for int8 also the predictions. The folder is written under another name and then renamed, so that it appears whole or
+not at all.
 
 Shape legend: N tokens, B sequences, L labels.
 """
@@ -11,13 +13,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
-from itertools import islice
+from itertools import chain, islice
 from math import isfinite
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, Unpack, get_args
 
 import torch
+from torch import Tensor
 
 from bert_tasks.checkpoints.hub import is_model_file, model_folder
 from bert_tasks.checkpoints.save import save_folder
@@ -60,7 +63,7 @@ _LARGEST_GRAPH = 2**31 - 1  # bytes, the limit of a protobuf file
 
 @dataclass(frozen=True, kw_only=True)
 class Export(Result):
-    """An exported model.
+    """An exported model, which ``export`` returns.
 
     Attributes:
         folder: The folder of the model.
@@ -111,8 +114,12 @@ def export(
 ) -> Export:
     """Exports a model to an ONNX graph and verifies the graph against the model.
 
-    ``predict`` and ``evaluate`` run the folder. Logits are compared on random sequences of many lengths and on the
-    first 200 rows of ``data``. An int8 graph must also predict the same for these rows.
+    Use it to run a model where torch is too large or too slow: onnxruntime, transformers.js and other runtimes read the
+    graph, and ``predict``, ``evaluate`` and the server of this package run the folder as they run a model. In an
+    int8 graph the weights of the layers take a quarter of the bytes. Embeddings and the head stay in float32.
+
+    Logits are compared on random sequences of many lengths and on the first 200 rows of ``data``. An int8 graph must
+    also leave 95 % of the predictions for these rows unchanged. If the graph differs too much, no folder is written.
 
     Args:
         model: A model or its name.
@@ -123,8 +130,11 @@ def export(
             tasks, and its outputs are ``NAME.logits``. ``embedding`` exports the encoder alone, with the output
             ``last_hidden_state``.
         settings, revision, adapter: See ``evaluate``.
-        overwrite: True to replace an earlier export.
+        overwrite: True to replace an earlier export. Default: False.
         reading: Fields of `ReadOptions` for ``data``.
+
+    Returns:
+        The folder, and the record of the measurements that is also in its ``export.json``.
 
     Raises:
         UsageError: The ``export`` extra is not installed, an argument is wrong, or ``output`` cannot be used.
@@ -151,11 +161,11 @@ def export(
     check_libraries(LIBRARIES, extra="export", purpose="ONNX graphs and int8")
     _check_output(target, overwrite=overwrite)
     with new_folder(target, suffix=_HIDDEN) as folder:
-        loaded = (
-            _encoder(model, to, loading)
-            if task == Embedding.name
-            else load_trained(model, data=data, reading=how, **loading)
-        )
+        loaded: AnyModel
+        if task == Embedding.name:
+            loaded = _encoder(model, to, loading)
+        else:
+            loaded = load_trained(model, data=data, reading=how, **loading)
         dtypes = {str(weights.dtype) for weights in loaded.parameters()} - {"torch.float32"}
         if dtypes:
             raise UsageError(f"the weights are {', '.join(dtypes)}, expected float32. Convert the model with .float()")
@@ -210,9 +220,11 @@ def _check_weights_output(target: Path, model: AnyModel | str | Path, *, overwri
     if not overwrite or not target.is_dir():
         check_new_folder(target)
         return
-    source = None if isinstance(model, AnyModel) else model_folder(Path(model).expanduser())
-    if source is not None and source.is_dir() and os.path.samefile(source, target):
-        raise UsageError(f"{target} is the model to export. Choose another folder")
+    if not isinstance(model, AnyModel):
+        source = model_folder(Path(model).expanduser())
+        if source.is_dir() and os.path.samefile(source, target):
+            raise UsageError(f"{target} is the model to export. Choose another folder")
+    # Files of the user, for example notes or data, must not be lost with the earlier export.
     foreign = sorted(name for name in _file_names(target) if not is_model_file(name))
     if foreign:
         raise UsageError(
@@ -225,16 +237,19 @@ def _check_output(target: Path, *, overwrite: bool) -> None:
     """Refuses an output folder before any work is done for it."""
     if target.exists() and not target.is_dir():
         raise UsageError(f"{target} is a file, expected a folder for the exported model")
-    existing = _file_names(target) if target.is_dir() else set()
+    existing: set[str] = set()
+    if target.is_dir():
+        existing = _file_names(target)
     if existing and RECORD not in existing:
         raise UsageError(
             f"{target} is not empty and contains no export (it contains {min(existing)}). Choose another folder"
         )
+    own_files = {RECORD}
     try:
         files = json.loads((target / RECORD).read_text("utf-8"))["files"]
-        own_files = {RECORD, *(name for name in files if isinstance(name, str))}
+        own_files.update(name for name in files if isinstance(name, str))
     except (OSError, ValueError, RecursionError, KeyError, TypeError):  # there is none, or it is damaged
-        own_files = {RECORD}
+        pass
     foreign = sorted(existing - own_files)
     if foreign:
         raise UsageError(f"{target} holds an export and other files ({foreign[0]}). Choose another folder")
@@ -251,14 +266,18 @@ def _file_names(folder: Path) -> set[str]:
 
 
 def _write(model: AnyModel, content: bytes, record: Mapping[str, Any], folder: Path, target: Path) -> None:
-    outside = {f"head.{name}": tensor.detach().cpu() for name, tensor in model.head.outside_graph.items()}
+    """Writes the files of an export to ``folder``, which becomes ``target``."""
+    # Decoding needs the transitions of a CRF, because the graph ends with the emissions.
+    outside: dict[str, Tensor] | None = None
+    if model.head.outside_graph:
+        outside = {f"head.{name}": tensor.detach().cpu() for name, tensor in model.head.outside_graph.items()}
     try:
         save_folder(
             folder,
             config=saved_config(model.hf_config, model.head_tasks, model.reading),
             tensors=None,
             tokenizer=model.require_tokenizer(),
-            head_tensors=outside if outside else None,
+            head_tensors=outside,
         )
         graph = folder / GRAPHS[record["to"]]
         graph.parent.mkdir()
@@ -277,6 +296,7 @@ def _verified_graph(model: AnyModel, rows: Sequence[Row], *, int8: bool) -> tupl
         expected = _predictions(model, rows)
         check_int8(model)
         try:
+            # A model agrees with itself in all decisions. If there is none, the comparison below would say nothing.
             if not _agreements(model, expected, expected):
                 raise DataError(f"the first {len(rows)} rows have nothing to predict, as their sentences have no words")
         except DataError as error:
@@ -290,13 +310,16 @@ def _verified_graph(model: AnyModel, rows: Sequence[Row], *, int8: bool) -> tupl
     content: bytes = graph.SerializeToString()
     if names_other_file(content):
         raise CheckpointError("a parameter of the model has 'location' in its name, which is not supported. Rename it")
-    windows = features_of(model, rows, model.require_tokenizer()) if rows else []
+    windows: list[Feature] = []
+    if rows:
+        windows = features_of(model, rows, model.require_tokenizer())
     measured = {"parity": _compare_logits(model, GraphModel.of(model, content), windows, rows=len(rows))}
     if int8:
         content = quantized_graph(graph)
         quantized = GraphModel.of(model, content)
         measured["int8"] = _compare_predictions(model, quantized, rows, expected)
-        worst = _largest_differences(model, quantized, windows, BATCH_SIZES[-1:])[0]
+        # One batch size is enough: the difference is reported, and must only be finite.
+        worst, _ = _largest_differences(model, quantized, windows, BATCH_SIZES[-1:])
         if not isfinite(worst):
             raise CheckpointError(
                 f"the logits of the int8 graph are not finite, so export wrote no file. Use {argument('to', 'onnx')}"
@@ -309,7 +332,7 @@ def _compare_logits(model: AnyModel, graph: GraphModel, windows: Sequence[Featur
     """Compares logits on random sequences and on all windows of the rows."""
     sequences = [*_random_sequences(model), *windows]
     worst, largest = _largest_differences(model, graph, sequences, BATCH_SIZES)
-    allowed = TOLERANCE * max(1.0, largest)
+    allowed = TOLERANCE * max(1.0, largest)  # float32 has about 7 digits, so large logits differ by more
     if not worst <= allowed:  # also if it is NaN
         raise CheckpointError(
             "the graph does not compute what the model computes, so export wrote no file. Its logits differ by "
@@ -349,7 +372,10 @@ def _predictions(
 ) -> dict[str, list[Prediction]]:
     """Returns the predictions of each head for the rows that have an input for it."""
     of_rows, _ = predict_batch(model, rows, forward_fn=forward_fn)
-    return {name: [predictions[name] for predictions in of_rows if name in predictions] for name in model.tasks}
+    of_heads: dict[str, list[Prediction]] = {}
+    for name in model.tasks:
+        of_heads[name] = [predictions[name] for predictions in of_rows if name in predictions]
+    return of_heads
 
 
 def _agreements(
@@ -366,10 +392,12 @@ def _random_sequences(model: AnyModel) -> list[Feature]:
     """Returns a random sequence of each length, half in segment 1 if there is one."""
     config, generator = model.config, torch.Generator().manual_seed(0)
     longest = config.usable_length
+    lengths = {length for length in (*LENGTHS, longest - 1, longest) if 1 <= length <= longest}
+    # RoBERTa computes positions from the ids, and counts a token with the id of padding as padding.
     tokens = torch.tensor([token for token in range(config.vocab_size) if token != config.pad_token_id])
     second_segment = min(1, max(0, config.type_vocab_size - 1))
     sequences: list[Feature] = []
-    for length in sorted({length for length in (*LENGTHS, longest - 1, longest) if 1 <= length <= longest}):
+    for length in sorted(lengths):
         ids = tokens[torch.randint(len(tokens), (length,), generator=generator)].tolist()
         segments = [0] * (length - length // 2) + [second_segment] * (length // 2)
         sequences.append({"row": len(sequences), "input_ids": ids, "token_type_ids": segments})
@@ -380,13 +408,14 @@ def _largest_differences(
     model: AnyModel, graph: GraphModel, sequences: Sequence[Feature], sizes: Sequence[int]
 ) -> tuple[float, float]:
     """Returns the largest difference and the largest logit of all batches, or NaN."""
-    # Without ``gather_positions`` heads read all tokens.
-    whole: list[Feature] = [
-        {"row": i, "input_ids": sequence["input_ids"], "token_type_ids": sequence["token_type_ids"]}
-        for i, sequence in enumerate(sequences)
-    ]
-    batches = [whole[first : first + size] for size in sizes for first in range(0, len(whole), size)]
-    pairs = [_difference(model, graph, batch) for batch in batches]
+    whole: list[Feature] = []
+    for number, sequence in enumerate(sequences):
+        # Without ``gather_positions`` heads read all tokens.
+        whole.append(Feature(row=number, input_ids=sequence["input_ids"], token_type_ids=sequence["token_type_ids"]))
+    pairs: list[tuple[float, float]] = []
+    for size in sizes:
+        for first in range(0, len(whole), size):
+            pairs.append(_difference(model, graph, whole[first : first + size]))
     # max() would skip a NaN that does not come first.
     difference, logit = torch.tensor(pairs, dtype=torch.float64).amax(dim=0).tolist()
     return difference, logit
@@ -394,10 +423,11 @@ def _largest_differences(
 
 def _difference(model: AnyModel, graph: GraphModel, batch: list[Feature]) -> tuple[float, float]:
     """Returns the largest difference of a logit on a batch, and the largest logit."""
-    features = [Feature(**{**sequence, "head": name}) for sequence in batch for name in model.heads]
-
-    ids = torch.tensor([token for sequence in batch for token in sequence["input_ids"]])  # [N]
-    segments = torch.tensor([segment for sequence in batch for segment in sequence["token_type_ids"]])  # [N]
+    features: list[Feature] = []
+    for sequence in batch:
+        features += [Feature(**{**sequence, "head": name}) for name in model.heads]
+    ids = torch.tensor(list(chain.from_iterable(sequence["input_ids"] for sequence in batch)))  # [N]
+    segments = torch.tensor(list(chain.from_iterable(sequence["token_type_ids"] for sequence in batch)))  # [N]
     lengths = torch.tensor([len(sequence["input_ids"]) for sequence in batch])  # [B]
     with in_evaluation(model), torch.inference_mode():
         packed = pack_features(model, features)
@@ -410,5 +440,6 @@ def _difference(model: AnyModel, graph: GraphModel, batch: list[Feature]) -> tup
         with torch.inference_mode():
             expected = expected.logits()
     if isinstance(expected, SharedOutput):
-        expected, actual = (torch.cat([head.flatten() for head in each.logits.values()]) for each in (expected, actual))
+        expected = torch.cat([of_head.flatten() for of_head in expected.logits.values()])
+        actual = torch.cat([of_head.flatten() for of_head in actual.logits.values()])
     return (expected - actual).abs().max().item(), expected.abs().max().item()

@@ -1,4 +1,7 @@
-"""A model as an ONNX graph, exported by torch, quantized to int8 by onnxruntime."""
+"""A model as an ONNX graph, exported by torch, quantized to int8 by onnxruntime.
+
+Shape legend: B sequences, T padded length, L labels, I inputs and O outputs of a linear layer.
+"""
 
 import logging
 import warnings
@@ -41,11 +44,18 @@ class _PaddedCall(nn.Module):
     ) -> tuple[Tensor, ...]:
         output = self.model(input_ids, attention_mask, token_type_ids)
         if isinstance(output, SharedOutput):
-            logits: list[Tensor] = list(output.logits.values())
-        else:  # logits of tokens and of pairs of sentences, which no prediction reads
-            logits = [output[0] if isinstance(output, tuple) else output]
-        parts = [each.unbind(-1) if splits else (each,) for each, splits in zip(logits, self.splits, strict=True)]
-        return tuple(tensor for of_head in parts for tensor in of_head)
+            logits_of_heads: list[Tensor] = list(output.logits.values())
+        elif isinstance(output, tuple):  # logits of tokens and of pairs of sentences, which no prediction reads
+            logits_of_heads = [output[0]]
+        else:
+            logits_of_heads = [output]
+        outputs: list[Tensor] = []
+        for logits, splits in zip(logits_of_heads, self.splits, strict=True):
+            if splits:  # the start and the end of a span are two outputs, as in transformers
+                outputs += logits.unbind(-1)
+            else:
+                outputs.append(logits)
+        return tuple(outputs)
 
 
 def exported_graph(model: AnyModel) -> "onnx.ModelProto":
@@ -64,7 +74,8 @@ def exported_graph(model: AnyModel) -> "onnx.ModelProto":
     inputs, outputs = input_names(model.config), output_names(model)
     mask = torch.ones(2, 7, dtype=torch.int64)  # any sizes but 0 and 1, which the exporter treats as fixed
     mask[0, 5:] = 0
-    example = tuple(tensor.to(model.device) for tensor in (mask * 5, mask, torch.zeros_like(mask)))
+    mask = mask.to(model.device)
+    example = (mask * 5, mask, torch.zeros_like(mask))  # ids, mask and segments
     free = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
     with _quiet(), torch.no_grad(), in_evaluation(model):
         program = torch.onnx.export(
@@ -84,7 +95,7 @@ def exported_graph(model: AnyModel) -> "onnx.ModelProto":
         for size in value.type.tensor_type.shape.dim:
             if size.dim_param in names:
                 size.dim_param = names[size.dim_param]
-    # The metadata of nodes contain paths of this machine.
+    # The metadata of nodes contain paths of the machine that exports.
     for message in (graph, graph.graph, *graph.graph.node, *graph.graph.input, *graph.graph.output, *graph.functions):
         del message.metadata_props[:]
     for weights in graph.graph.initializer:
@@ -115,8 +126,9 @@ def quantized_graph(graph: "onnx.ModelProto", *, weight_bits: Literal[7, 8] = 7)
         weight_bits: Use 8 for processors with VNNI. On others intermediate sums of 16 bits would overflow.
     """
     quantization = import_onnxruntime("onnxruntime.quantization")
-    # The products of the head, also under the names that the quantizer gives them first.
     head = [node.name for node in graph.graph.node if any(name.startswith("model.head.") for name in node.input)]
+    # The quantizer first makes a MatMul and an Add of a Gemm, and names the MatMul so.
+    head_products = [*head, *(f"{name}_MatMul" for name in head)]
     with TemporaryDirectory() as folder, _quiet():
         path = Path(folder) / "int8.onnx"
         quantization.quantize_dynamic(
@@ -126,7 +138,7 @@ def quantized_graph(graph: "onnx.ModelProto", *, weight_bits: Literal[7, 8] = 7)
             per_channel=True,
             reduce_range=weight_bits == 7,
             weight_type=quantization.QuantType.QInt8,
-            nodes_to_exclude=[*head, *(f"{name}_MatMul" for name in head)],
+            nodes_to_exclude=head_products,
         )
         return path.read_bytes()
 
@@ -152,30 +164,41 @@ def _with_token_scales(graph: "onnx.ModelProto", *, excluded: Collection[str]) -
         if node.op_type not in ("MatMul", "Gemm") or node.input[1] not in weights or node.name in excluded:
             nodes.append(node)
             continue
-        (tokens, weight, *bias), (output,) = node.input, node.output
+        tokens, weight, *bias = node.input
+        (output,) = node.output
         if any(attribute.name == "transB" and attribute.i for attribute in node.attribute):
             transposed.add(weight)
             weight = f"{weight}_transposed"
-        magnitudes, largest, divisor, quotients, product, scaled = (
-            f"{output}_{name}" for name in ("magnitudes", "largest", "divisor", "quotients", "product", "scaled")
-        )
+        # Values of a graph are connected by their names, so each new value needs one of its own.
+        magnitudes = f"{output}_magnitudes"
+        largest = f"{output}_largest"
+        divisor = f"{output}_divisor"
+        quotients = f"{output}_quotients"
+        product = f"{output}_product"
+        scaled = f"{output}_scaled" if bias else output
         nodes += [
             helper.make_node("Abs", [tokens], [magnitudes]),
             helper.make_node("ReduceMax", [magnitudes, "last_axis"], [largest]),
+            # A token of zeros alone has the largest magnitude 0, by which nothing can be divided.
             helper.make_node("Max", [largest, "least_divisor"], [divisor]),
             helper.make_node("Div", [tokens, divisor], [quotients]),
             helper.make_node("MatMul", [quotients, weight], [product], name=node.name),
-            helper.make_node("Mul", [product, divisor], [scaled if bias else output]),
+            helper.make_node("Mul", [product, divisor], [scaled]),
         ]
         if bias:
             nodes.append(helper.make_node("Add", [scaled, *bias], [output]))
-    constants |= {f"{name}_transposed": numpy_helper.to_array(weights[name]).T for name in sorted(transposed)}
+    for name in sorted(transposed):
+        constants[f"{name}_transposed"] = numpy_helper.to_array(weights[name]).T
     result = type(graph)()
     result.CopyFrom(graph)
     del result.graph.node[:], result.graph.initializer[:]
     result.graph.node.extend(nodes)
-    used = {name for node in nodes for name in node.input}
-    result.graph.initializer.extend(tensor for name, tensor in weights.items() if name in used)
+    used: set[str] = set()
+    for node in nodes:
+        used.update(node.input)
+    for name, tensor in weights.items():
+        if name in used:  # a weight of which only the transpose is used would be stored for nothing
+            result.graph.initializer.append(tensor)
     result.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in constants.items())
     return result
 

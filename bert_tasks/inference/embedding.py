@@ -1,4 +1,7 @@
-"""Embedding of the texts of files, tables and streams, which works as prediction."""
+"""Embedding of the texts of files, tables and streams, which works as prediction.
+
+Shape legend: H hidden.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -25,6 +28,11 @@ def load_embedder(
     model: str | Path, *, settings: Mapping[str, Any] | None, revision: str | None
 ) -> TaskModel[EmbeddingPrediction]:
     """Loads an encoder, or a trained model's encoder, to predict embeddings.
+
+    Args:
+        model: A folder or the name of a model.
+        settings: Arguments of ``Encoder.embed`` by their names.
+        revision: See ``Encoder.from_pretrained``.
 
     Raises:
         UsageError: A setting is not one of `SETTINGS`, or has another type.
@@ -55,7 +63,10 @@ def embed_file(
 ) -> Written:
     """Writes a row with its ``embedding`` for every row of a file.
 
-    The file is written as ``predict_file`` writes predictions.
+    Use it if the vectors are needed later or do not fit into memory. For some texts in memory use ``Encoder.embed``,
+    which returns the same vectors. The file is written as ``predict_file`` writes predictions: it appears complete or
+    not at all, the same call resumes, and several processes divide the rows. The ``notes`` of the result say how the
+    vectors were computed, and where this differs from what sentence-transformers would do with the model.
 
     Args:
         model: An encoder, or the folder or name of an encoder or of a trained model, whose head is not used.
@@ -64,9 +75,16 @@ def embed_file(
         pooling, normalize, layer, max_length, prompt: See ``Encoder.embed``.
         revision, dtype, writing, reading, progress: See ``predict_file``. There is no int8.
 
+    Returns:
+        The number of rows, and messages about them.
+
     Raises:
         DataError: Rows are bad. The message lists them.
         UsageError, CheckpointError: As for ``predict_file`` and ``Encoder.embed``.
+
+    Example:
+        >>> embed_file(base, "test.csv", "vectors.npy").rows
+        5
     """
     writing = WriteOptions() if writing is None else writing
     destination = OutputDestination(output, data, writing, Embedding)
@@ -75,7 +93,7 @@ def embed_file(
             raise UsageError("npy holds the vectors alone, so no column can be kept. Use parquet or jsonl")
         if writing.on_error == "skip":
             raise UsageError("npy has no place for line numbers, so no row can be skipped. Use parquet or jsonl")
-        writing = replace(writing, keep_columns="none")
+        writing = replace(writing, keep_columns="none")  # an array has no place for them
     if dtype == "int8":
         raise UsageError("dtype is 'int8', but embeddings are computed in float32 or bf16")
     broadcast_from_main(make_accelerator(), destination.check_places)  # before the model is loaded
@@ -90,13 +108,15 @@ def embed_file(
 def _notes(encoder: Encoder, task: Embedding, pooling: EmbeddingPooling | None) -> list[str]:
     """Returns the computation and its differences from sentence-transformers files."""
     settings, layers = encoder.sentence_settings, len(encoder.encoder.layer_order)
-    source = f" ({settings.source})" if pooling is None and settings is not None else ""
+    vectors = f"{task.pooling} pooling"
+    if pooling is None and settings is not None:
+        vectors += f" ({settings.source})"
+    if task.depth == 0:
+        vectors += " of the embeddings"
+    elif task.depth != layers:
+        vectors += f" of layer {task.depth} of {layers}"
     norm = "length 1" if task.output.normalize else "not normalised"
-    where = {layers: "", 0: " of the embeddings"}.get(task.depth, f" of layer {task.depth} of {layers}")
-    notes = [
-        f"{task.pooling} pooling{source}{where}, {encoder.config.hidden_size} numbers, {norm}, "
-        f"at most {task.max_length} tokens"
-    ]
+    notes = [f"{vectors}, {encoder.config.hidden_size} numbers, {norm}, at most {task.max_length} tokens"]
     if task.prompt:
         notes.append(f"prompt {task.prompt!r} in front of each text")
     if settings is None:

@@ -1,14 +1,15 @@
 """Evaluation over files and tables, on one or many processes.
 
 Batches are formed from the data alone, each process takes whole batches, and results come back by sample, so that the
-digits do not depend on the number of processes.
+digits do not depend on the number of processes. A sum of floating-point numbers depends on the order of its terms, and
+a matrix product on the shape of the batch, so anything else would make metrics differ in the last digits.
 """
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise, takewhile
+from itertools import chain, pairwise, takewhile
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self, Unpack, cast
 
@@ -90,8 +91,10 @@ class Evaluation:
     def collapse(self) -> str | None:
         """The first note on a head that predicts the same everywhere."""
         for name, score in self.scores.items():
+            if score.collapse is not None and name:
+                return f"{score.collapse} ({name})"
             if score.collapse is not None:
-                return f"{score.collapse} ({name})" if name else score.collapse
+                return score.collapse
         return None
 
 
@@ -99,7 +102,8 @@ class EvaluationCorpus(Sequence[Feature]):
     """The features of a table for ``Task.prepare``, in an order set by their content.
 
     Documents (rows) are in the order of the hashes of their content, and ``row`` is the rank of a document in this
-    order. Equal documents have the same rank.
+    order. Equal documents have the same rank. Masks are drawn from content instead of row numbers, so that a row has
+    the same masks in every file, wherever it stands.
     """
 
     def __init__(self, samples: Samples) -> None:
@@ -109,14 +113,16 @@ class EvaluationCorpus(Sequence[Feature]):
         windows = [range(*ends) for ends in pairwise(samples.row_starts.tolist())]  # of each document
         documents = [content_hash([self._hashes[feature] for feature in numbers]) for numbers in windows]
         ranks = {document: rank for rank, document in enumerate(sorted(set(documents)))}
-        self._ranks = [ranks[document] for document, numbers in zip(documents, windows, strict=True) for _ in numbers]
+        self._ranks: list[int] = []  # of each feature
+        for document, numbers in zip(documents, windows, strict=True):
+            self._ranks += [ranks[document]] * len(numbers)
         self._order = sorted(range(len(self._ranks)), key=self._ranks.__getitem__)
 
     def __len__(self) -> int:
         return len(self._order)
 
     def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
+        if isinstance(index, slice):  # ``range`` resolves negative ends and steps
             return [self[i] for i in range(len(self))[index]]
         feature = self._order[index]
         return {**self._features[feature], "row": self._ranks[feature]}
@@ -133,7 +139,10 @@ class EvaluationCorpus(Sequence[Feature]):
 
 
 def content_hash(values: Sequence[int]) -> int:
-    """Returns a 64-bit hash of non-negative numbers, the same on every machine."""
+    """Returns a 64-bit hash of non-negative numbers, the same on every machine.
+
+    Python's own ``hash`` may differ between versions, and the order of bytes between processors.
+    """
     return int(sha256(np.asarray(values, dtype="<u8").tobytes())[:16], 16)
 
 
@@ -159,18 +168,27 @@ def evaluate_samples(
     """Evaluates an unwrapped model. Every process returns the same numbers.
 
     Args:
+        model: The model, without wrappers such as DistributedDataParallel, because no gradients are shared.
+        samples: The features of ``table``.
+        table: The rows.
+        accelerator: The processes.
         tune: Fit the temperature and the thresholds of each task to these predictions, and report the metrics with
             them.
         forward_fn: Computes a batch's logits instead of the model.
         stop: Asked before each batch. If it is true on one process, all raise GivenUpError.
         metrics: Further metrics, which the main process computes.
+
+    Raises:
+        GivenUpError: ``stop`` was true on a process.
+        DataError: No row has a label.
     """
     batches = longest_first(samples.lengths, max_tokens=batch_tokens(model))
     mine = batches[accelerator.process_index :: accelerator.num_processes]
     results = _run_batches(model, samples, takewhile(lambda _: not stop(), mine), forward_fn)
+    # All processes must come to this line, else those that did would wait for the others forever.
     if any(gather_object([len(results) < len(mine)])):
         raise GivenUpError
-    results = gather_object(results)
+    results = gather_object(results)  # of all processes, in an order that depends on them
     return broadcast_from_main(accelerator, lambda: _evaluation(model, samples, table, results, metrics, tune=tune))
 
 
@@ -188,7 +206,11 @@ def evaluated_predictions(model: AnyModel, table: Rows) -> dict[str, list[Predic
 
 
 def _forward_fn(model: AnyModel, dtype: DType) -> ForwardFn:
-    """Runs the model on a prepared batch, with the run's generator if there is one."""
+    """Returns what runs the model on a prepared batch, with the run's generator if there is one.
+
+    A discriminator (ELECTRA) finds the tokens that a generator has replaced, so it cannot be evaluated without the
+    generator that it was trained against.
+    """
     forward_fn = logits_of(model, dtype)
     if all(task.generator() is None for task in model.tasks.values()):
         return forward_fn
@@ -212,18 +234,24 @@ def _forward_fn(model: AnyModel, dtype: DType) -> ForwardFn:
 def _run_batches(
     model: AnyModel, samples: Samples, batches: Iterable[list[int]], forward_fn: ForwardFn | None
 ) -> list[_BatchResult]:
+    """Runs batches of samples, which are given by their numbers, without gradients and dropout."""
     run_batch = model if forward_fn is None else forward_fn
-    corpus = EvaluationCorpus(samples) if any(map(is_dynamic, model.tasks.values())) else None
+    corpus: EvaluationCorpus | None = None
+    if any(is_dynamic(task) for task in model.tasks.values()):  # tasks that mask or draw tokens
+        corpus = EvaluationCorpus(samples)
 
     def prepared(batch: list[int]) -> tuple[list[int], Sequence[Feature]]:
         features = cast("list[Feature]", samples.whole_features_of(batch))
-        return batch, features if corpus is None else corpus.prepare(model, features, samples.indices(batch))
+        if corpus is None:
+            return batch, features
+        return batch, corpus.prepare(model, features, samples.indices(batch))
 
     def run(inputs: tuple[list[int], Sequence[Feature]]) -> _BatchResult:
         numbers, features = inputs
         with torch.inference_mode():
             batch = pack_features(model, features)
             logits = run_batch(batch).to(torch.float32)
+            # Losses are summed over all rows, where float32 would lose digits that two checkpoints differ in.
             terms = loss_terms(model, logits.to(torch.float64), batch)
             summaries = compact_logits(model, batch, logits, features)
         loss = [(term.weight * term.total.item(), term.count.item()) for term in terms]
@@ -244,7 +272,7 @@ def _evaluation(
 ) -> Evaluation:
     """Decodes and scores in row order, whatever the order in which batches came back."""
     ordered = sorted(results, key=lambda result: result.samples[0])
-    seen = sorted(sample for result in ordered for sample in result.samples)
+    seen = sorted(chain.from_iterable(result.samples for result in ordered))
     if seen != list(range(len(samples))):
         raise BertTasksError(f"evaluation saw {len(seen)} of {len(samples)} samples. Please report this")
     outputs, rows = _Outputs.of(samples, ordered), list(table)
@@ -255,9 +283,12 @@ def _evaluation(
             scores[name] = score
     if not scores:
         raise DataError(f"no row has a label of the tasks {', '.join(model.heads)}")
-    terms = [map(sum, zip(*parts, strict=True)) for parts in zip(*(batch.loss for batch in ordered), strict=True)]
-    means = [total / count for total, count in terms if count]
-    loss = {LOSS: sum(means)} if means else {}
+    loss: dict[str, float] = {}
+    for parts in zip(*(batch.loss for batch in ordered), strict=True):  # each term, with its part of each batch
+        total = sum(part_total for part_total, _ in parts)
+        count = sum(part_count for _, part_count in parts)
+        if count:  # the mean over all rows is the sum of totals by that of counts, and not a mean of means
+            loss[LOSS] = loss.get(LOSS, 0) + total / count
     metrics = joined_metrics({name: score.metrics for name, score in scores.items()}, model.tasks)
     return Evaluation(metrics=merged(loss, metrics), scores=scores)
 
@@ -267,20 +298,24 @@ def _score(
 ) -> Score | None:
     """Returns the score of a head, or None if no row has a label for it."""
     task, untuned_metrics = model.task, dict[str, float]()
-    _, rows_of_head = head_rows(rows, name, task.columns)
+    _, rows_of_head = head_rows(rows, name, task.columns)  # one task has all rows, several those with a label of it
     if not rows_of_head:
         return None
     predictions = outputs.decoded(name, task, model, rows)
     if tune:
         output = task.output
+        # The temperature first, because thresholds are for the probabilities that it changes.
         if output.calibrates:
             output = output.calibrate(*outputs.of_head(name, task, rows))
         calibrated = replace(task, output=output)
         task = replace(task, output=output.tune(predictions, rows_of_head))
         if task != model.task:
+            # Metrics of fitted values are optimistic on the rows that they were fitted to, so those that changed are
+            # reported without them, too.
             for key, value in model.task.output.metrics(predictions, rows_of_head).items():
-                is_changed = key.rpartition(".")[2] == ECE or (key == task.output.primary_metric and task != calibrated)
-                if is_changed:
+                is_calibration_error = key.rpartition(".")[2] == ECE
+                is_tuned = key == task.output.primary_metric and task != calibrated
+                if is_calibration_error or is_tuned:
                     untuned_metrics[untuned(key)] = value
             predictions = outputs.decoded(name, task, model, rows)
     metrics = merged(task.output.metrics(predictions, rows_of_head), untuned_metrics)
@@ -309,7 +344,8 @@ class _Outputs:
         self, name: str, task: Task, rows: Sequence[Row], first: int = 0, end: int | None = None
     ) -> tuple[list[Tensor], list[Feature], list[Row]]:
         """Returns the arguments of ``Output.decode`` for a head's labelled rows from first to end - 1."""
-        end = len(rows) if end is None else end
+        if end is None:
+            end = len(rows)
         numbers, rows_of_head = head_rows(rows[first:end], name, task.columns)
         all_features = cast("list[Feature]", self.samples.decoded_rows(first, end))
         starts = self.samples.row_starts
@@ -344,10 +380,14 @@ def evaluate(
 ) -> dict[str, float]:
     """Returns the metrics of a model on rows with labels.
 
+    Use it for a test set that was not part of training. The metrics are those that ``fit`` reports. All rows are
+    tokenized first and run in batches of similar lengths. Under ``accelerate launch`` or ``torchrun`` the processes
+    divide the batches, and all of them return the same numbers, which do not depend on how many processes there are.
+
     Args:
         model: A model or its name. The folder of a run stands for its best model.
         data: A file (csv, tsv, jsonl, parquet, or ``format="glue/sst2"``), or rows.
-        task: Name or class of the task, for a folder that does not say what its task is. Or the name of one of several
+        task: Name or class of the task, for a folder that does not say what its task is, or the name of one of several
             tasks. Default: the tasks of the folder.
         settings: Fields of the task to change, if the model is loaded here.
         revision, adapter: See ``TaskModel.from_pretrained``.
@@ -360,13 +400,20 @@ def evaluate(
         reading: Fields of `ReadOptions`. Default: as the training file was read, if the file has its extension, and
             columns with the names of the training data. A warning names the options that are not the usual ones.
 
+    Returns:
+        The metrics by their names, in the order of the reports. ``loss`` is the mean loss of the task. With several
+        tasks names begin with that of the task, such as ``intent.accuracy``, and ``mean_primary_metric`` is the mean of
+        the primary metrics.
+
     Raises:
         DataError: Rows cannot be used. The message names all of them.
         CheckpointError: The model cannot be loaded.
         RecipeError, UsageError: One of ``metrics`` cannot be loaded, fails or returns anything but numbers.
 
     Example:
-        >>> evaluate("runs/first", "test.csv")["accuracy"]
+        >>> metrics = evaluate("runs/first", "test.csv")
+        >>> "accuracy" in metrics, "macro_f1" in metrics
+        (True, True)
     """
     options = ReadOptions.from_arguments(evaluate, reading, document=document)
     loading: dict[str, Any] = {"task": task, "settings": settings, "revision": revision, "adapter": adapter}
@@ -429,11 +476,11 @@ def evaluate_data(
     on_error: Literal["fail", "skip"] | None = None,
     metrics: MetricSources = (),
 ) -> Evaluation:
-    """Evaluates a model in memory. See ``evaluate``."""
+    """Evaluates a model in memory, and returns the predictions with the metrics. See ``evaluate``."""
     require_labels(model)
     accelerator = make_accelerator()
     forward_fn = _forward_fn(model.to(accelerator.device), dtype)
-    with main_process_first(accelerator):
+    with main_process_first(accelerator):  # the other processes read what the first one has put into the cache
         own = own_metrics(metrics, model.tasks)
         table = labelled_table(model, data, reading=reading, on_error=on_error)
         if len(table) == 0:

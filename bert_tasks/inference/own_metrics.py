@@ -1,7 +1,7 @@
 """Metrics of one's own, which are reported behind those of the task.
 
-Owns how modules of Hugging Face's evaluate and functions are named and loaded, what they may return, and under which
-names their numbers are reported. What they get is the output's (``Output.metric_inputs``).
+The module owns how modules of Hugging Face's evaluate and functions are named and loaded, what they may return, and
+under which names their numbers are reported. What they get is decided by the output (``Output.metric_inputs``).
 """
 
 import os
@@ -95,18 +95,22 @@ class OwnMetric:
         """Returns a value as a number. One element of numpy or torch is a number, too."""
         if hasattr(value, "item") and getattr(value, "shape", None) == ():
             value = value.item()
-        if isinstance(value, bool) or not isinstance(value, Real):
+        if isinstance(value, bool) or not isinstance(value, Real):  # a bool is a Real in Python
             found = "None" if value is None else f"a value of type {type(value).__name__}"
             raise UsageError(f"metric '{self.name}' returns {found} as '{name}', expected a number")
         try:
             number = float(value)
         except OverflowError:  # a whole number beyond the range of a float
             return nan
-        return number if isfinite(number) else nan
+        if not isfinite(number):  # JSON has no infinity
+            return nan
+        return number
 
     def reported_names(self, name: str) -> tuple[str, ...]:
         """Returns the names that one of its numbers may be reported under. See ``metrics_of_head``."""
-        return (name, f"{self.name}_{name}") if self.is_module else (name,)
+        if self.is_module:
+            return (name, f"{self.name}_{name}")
+        return (name,)
 
 
 def own_metrics(sources: MetricSources, tasks: Collection[str]) -> tuple[OwnMetric, ...]:
@@ -124,9 +128,11 @@ def own_metrics(sources: MetricSources, tasks: Collection[str]) -> tuple[OwnMetr
         return tuple(_own_metric(source, None) for source in _as_list(sources))
     metrics: list[OwnMetric] = []
     for task, of_task in sources.items():
-        if task not in tasks or "" in tasks:
-            known = "one task. Pass a list" if "" in tasks else f"the tasks {', '.join(tasks)}"
-            raise UsageError(f"metrics are given for the task '{task}', but the model has {known}")
+        if "" in tasks:
+            raise UsageError(f"metrics are given for the task '{task}', but the model has one task. Pass a list")
+        if task not in tasks:
+            known = ", ".join(tasks)
+            raise UsageError(f"metrics are given for the task '{task}', but the model has the tasks {known}")
         metrics += [_own_metric(source, task) for source in _as_list(of_task)]
     return tuple(metrics)
 
@@ -135,12 +141,20 @@ def metric_names(sources: MetricSources) -> Any:
     """Returns what run.json records of metrics of one's own, for functions and modules in memory their names."""
     if isinstance(sources, Mapping):
         return {task: metric_names(of_task) for task, of_task in sources.items()}
-    return [source if isinstance(source, str) else _name_of(source) for source in _as_list(sources)]
+    names: list[str] = []
+    for source in _as_list(sources):
+        if isinstance(source, str):
+            names.append(source)
+        else:
+            names.append(_name_of(source))
+    return names
 
 
 def _as_list(sources: Any) -> list[Any]:
     """Returns several metrics, also if there is only one."""
-    return list(sources) if isinstance(sources, list | tuple) else [sources]
+    if isinstance(sources, list | tuple):
+        return list(sources)
+    return [sources]
 
 
 def _name_of(source: Any) -> str:
@@ -153,7 +167,8 @@ def _name_of(source: Any) -> str:
 
 
 def _own_metric(source: Any, task: str | None) -> OwnMetric:
-    named = source
+    """Returns the metric of a name, a function or a module. Raises UsageError for anything else."""
+    named = source  # as the user gave it, for the message
     if isinstance(source, str):
         source = _loaded(source)
     if not hasattr(source, "compute") and not callable(source):
@@ -166,7 +181,10 @@ def _own_metric(source: Any, task: str | None) -> OwnMetric:
 
 
 def _lower_is_better(source: Any, name: str) -> frozenset[str]:
-    """Returns the names among the results of a function or module for which it says that lower is better."""
+    """Returns the names among the results of a function or module for which it says that lower is better.
+
+    A training run needs to know, because it selects the best checkpoint by a metric.
+    """
     if isinstance(source, partial):
         return _lower_is_better(source.func, name)
     lower = getattr(source, "lower_is_better", _ERRORS & {name})
@@ -241,13 +259,13 @@ def metrics_of_head(
         UsageError: A metric fails, returns anything but numbers, or two metrics have one name. Or the output has no
             form for such metrics.
     """
-    owners = dict.fromkeys(taken, "the task")
+    owners = dict.fromkeys(taken, "the task")  # name of each number -> what reports it, for messages
     results: dict[str, float] = {}
     for metric in metrics:
         if metric.task not in (None, task):
             continue
         for name, value in metric.values(*output.metric_inputs(predictions, rows)).items():
-            if metric.is_module and name in owners:
+            if metric.is_module and name in owners:  # accuracy of evaluate is there beside the accuracy of the task
                 name = f"{metric.name}_{name}"
             if name in owners:
                 raise UsageError(
@@ -264,7 +282,8 @@ def lower_names(metrics: Sequence[OwnMetric], tasks: Collection[str]) -> frozens
     lower = set[str]()
     for metric in metrics:
         for task in tasks:
-            if metric.task in (None, task):
-                for name in metric.lower_is_better:
-                    lower |= {head_key(task, reported) for reported in metric.reported_names(name)}
+            if metric.task not in (None, task):
+                continue
+            for name in metric.lower_is_better:
+                lower |= {head_key(task, reported) for reported in metric.reported_names(name)}
     return frozenset(lower)

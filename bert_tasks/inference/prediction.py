@@ -7,7 +7,7 @@ the batches with a ``Predictor``. The predictions that are written go to a sink 
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -74,13 +74,16 @@ def predict(
 ) -> Predictions[PredictionT]:
     """Returns one prediction for each row, in row order.
 
-    All predictions are held in memory. ``predict_file`` writes the predictions of data of any size.
+    It loads the model, reads the rows of a file or takes those in memory, and runs on a GPU if there is one. If you
+    predict repeatedly, open the model once and call ``TaskModel.predict``. All predictions are held in memory:
+    ``predict_file`` writes the predictions of data of any size.
 
     Args:
         model, task, settings, revision, adapter, dtype: See ``evaluate``.
         data: A file, or rows as ``TaskModel.predict`` takes them.
         logits, explain: True to compute logits and explanations of the predictions (``TaskModel.predict``).
-        abstain_below: Lowest score with which one label or choice is kept. Below it the label is None. 0 keeps all.
+        abstain_below: Lowest score, from 0 to 1, with which one label or choice is kept. Below it the label is None, so
+            that a person can decide. Default: 0, which keeps all.
         reading: Fields of `ReadOptions`. Default: columns with the names of the training data.
 
     Returns:
@@ -101,7 +104,7 @@ def predict(
     model = load_trained(
         model, data=data, reading=options, task=task, settings=settings, revision=revision, adapter=adapter
     )
-    model.to(default_device())
+    model.to(default_device())  # in place, as modules of torch are moved
     predictor = Predictor(model, dtype=dtype, logits=logits, explain=explain, abstain_below=abstain_below)
     options = reading_for_prediction(model, data, options)
     table = load_table(data, model.row_columns, names=model.columns, reading=options, labels="unread")
@@ -130,9 +133,11 @@ def predict_file(
 ) -> Written:
     """Writes one prediction for each row of data of any size, in row order.
 
-    The output is .jsonl, .csv, .tsv or .parquet. Or it has a format of the task, which holds all predictions in memory:
-    .conll, or .json for span extraction (SQuAD's form). It appears complete or not at all. The same call resumes an
-    interrupted prediction. Several processes divide the rows.
+    The output is .jsonl, .csv, .tsv or .parquet, which are written batch by batch, so that memory does not depend on
+    the number of rows. It may also have a format of the task, which holds all predictions in memory: .conll, or .json
+    for span extraction (the form of SQuAD). The output appears complete or not at all. Until then its rows are in a
+    folder with the end ``.parts`` next to it, and the same call resumes an interrupted prediction. Under ``accelerate
+    launch`` several processes divide the rows, and the first one writes.
 
     Args:
         model, task, settings, revision, adapter, dtype: See ``evaluate``.
@@ -165,8 +170,13 @@ def predict_file(
     for name, options, expected in (("reading", reading, ReadOptions), ("writing", writing, WriteOptions)):
         if not isinstance(options, expected):
             raise UsageError(f"{name} is {options!r}, expected {expected.__name__}(...)")
-    task_class = type(model.task) if isinstance(model, TaskModel) else task
-    destination = OutputDestination(output, data, writing, task_class if isinstance(task_class, type) else None)
+    # All that can be checked without the model is checked before it is loaded, which may take a minute.
+    task_class: type[Task] | None = None
+    if isinstance(model, TaskModel):
+        task_class = type(model.task)
+    elif isinstance(task, type):
+        task_class = task
+    destination = OutputDestination(output, data, writing, task_class)
     can_stream = reading.format is None or data != STANDARD or named_format(reading.format).can_stream
     accelerator = make_accelerator()
     broadcast_from_main(accelerator, destination.check_places)
@@ -190,7 +200,14 @@ def predict_file(
 
 
 class PredictionRun:
-    """One prediction that is written, on one process or several."""
+    """One prediction that is written, on one process or several.
+
+    Args:
+        predictor: The model, and what is computed for each row.
+        destination: The output.
+        writing: Options of the output.
+        progress: See ``predict_file``.
+    """
 
     def __init__(
         self,
@@ -222,6 +239,7 @@ class PredictionRun:
         if destination.rejects is not None:
             rejected = broadcast_from_main(self._accelerator, write_rejects, table, destination.rejects)
         self._written = replace(self._written, rejected=rejected, notes=table.notes)
+        # Generators, because the table is a file whose rows need not fit into memory.
         rows: Iterable[Row]
         if records is None:
             rows = (row for row in table if row.get(REJECT) is None)
@@ -237,7 +255,10 @@ class PredictionRun:
         elif destination.path is None:
             sink = LineStream(cast("IO[bytes]", destination.stream), self._encoder(reading.columns))
         else:
-            batch_rows = total if self._predictor.batch_rows is None else self._predictor.batch_rows
+            # A resumed output keeps whole batches, so their size belongs to what must be equal.
+            batch_rows = self._predictor.batch_rows
+            if batch_rows is None:  # all rows are one batch
+                batch_rows = total
             sink = LineFile(
                 destination.path,
                 self._encoder(reading.columns),
@@ -256,7 +277,8 @@ class PredictionRun:
         if destination.rendered:
             file_format = model.one_task().task.output.files[destination.form]
             passthrough = "all" if file_format.with_other_columns else "none"
-            labels = "optional" if file_format.with_labels else "unread"
+            if file_format.with_labels:
+                labels = "optional"
         with main_process_first(self._accelerator):
             table = load_table(
                 data,
@@ -282,7 +304,6 @@ class PredictionRun:
             ClosedPipeError: The output's reader has closed it.
         """
         size, pending = self._predictor.batch_rows, list[Row]()
-        rejects = self._destination.rejects
         sink: LineStream
 
         def flush() -> None:
@@ -291,9 +312,12 @@ class PredictionRun:
             if rows:
                 self._predict([rows], sink, None)
 
-        before_wait = flush if size is not None else lambda: None
+        def before_wait() -> None:
+            if size is not None:  # else the rows that come later decide the features of these rows
+                flush()
+
         with (
-            nullcontext() if rejects is None else rejects.open("w", encoding="utf-8", buffering=1) as file,
+            self._rejects_file() as file,
             stream_rows(source, self._model, reading, self._writing.keep_columns, before_wait) as (rows, renames),
         ):
             sink = LineStream(cast("IO[bytes]", self._destination.stream), self._encoder(renames))
@@ -312,14 +336,22 @@ class PredictionRun:
                     if len(pending) == size:
                         flush()
             except (BertTasksError, OSError):
-                flush()
+                flush()  # the rows before the error are written
                 raise
             flush()
         return self._result()
 
+    def _rejects_file(self) -> AbstractContextManager[IO[str] | None]:
+        """Opens the file for the skipped rows of a stream, which has each line as soon as it is known."""
+        rejects = self._destination.rejects
+        if rejects is None:
+            return nullcontext()
+        return rejects.open("w", encoding="utf-8", buffering=1)
+
     def _encoder(self, renames: Mapping[str, str] | None) -> LineEncoder:
         """Returns what makes the lines of the output. ``renames`` are the task's columns -> those of the data."""
-        renames = {} if renames is None else renames
+        if renames is None:
+            renames = {}
         return LineEncoder(self._model, self._writing, form=self._destination.form, renames=renames)
 
     def _fill(self, sink: Sink, rows: Iterable[Row], total: int) -> None:
@@ -341,6 +373,7 @@ class PredictionRun:
         """Predicts batches. Each process takes every n-th one, and the first process writes all of them in order."""
         rank, world = self._accelerator.process_index, self._accelerator.num_processes
         remaining = iter(batches)
+        # All processes take part in each gather, also those for which the last group has no batch.
         while group := list(islice(remaining, world)):
             results = gather_object([self._encoded(rows, sink) for rows in group[rank : rank + 1]])
             broadcast_from_main(self._accelerator, self._append, results, sink, total)
@@ -371,17 +404,22 @@ class PredictionRun:
         """Returns the counts with the messages on them."""
         written = self._written
         truncation = Truncation(rows=written.rows - written.resumed, cut_rows=written.truncated)
-        warnings = [note for task in self._model.tasks.values() for note in task.cut_notes(truncation)]
+        warnings: list[str] = []
+        for task in self._model.tasks.values():
+            warnings += task.cut_notes(truncation)
         warnings += written.unknown.warnings(vocabulary_name(self._model))
+        # Tasks that read the same texts may give the same warning.
         return replace(written, warnings=tuple(dict.fromkeys(warnings)))
 
     def _metadata(self, table: Rows, renames: Mapping[str, str] | None, batch_rows: int) -> dict[str, Any]:
         """Returns what must be equal to resume, which the number of processes need not be."""
         predictor, keep = self._predictor, self._writing.keep_columns
+        columns = {} if renames is None else dict(renames)
+        keep_columns = keep if isinstance(keep, str) else list(keep)
         settings = {
-            "columns": {} if renames is None else dict(renames),
+            "columns": columns,
             "part_rows": batch_rows,
-            "keep_columns": keep if isinstance(keep, str) else list(keep),
+            "keep_columns": keep_columns,
             "on_error": self._writing.on_error,
             "logits": predictor.logits,
             "explain": predictor.explain,
@@ -395,7 +433,10 @@ class PredictionRun:
 
 
 def model_fingerprint(model: AnyModel) -> str:
-    """Returns a sha256 over weights or graph, task, configuration and tokenizer."""
+    """Returns a sha256 over weights or graph, task, configuration and tokenizer.
+
+    The weights themselves are hashed, because a model in memory may have been trained since it was loaded.
+    """
     weights = [tensors_digest(model.state_dict()), getattr(model, "graph_sha256", None)]
     about = []
     for name, task in model.tasks.items():

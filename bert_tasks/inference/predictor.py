@@ -1,6 +1,8 @@
 """The prediction of rows: batches of rows, features, logits, predictions.
 
-Everything that predicts rows of files, streams and batches of other engines goes through ``Predictor``.
+Everything that predicts rows of files, streams and batches of other engines goes through ``Predictor``. It adds to
+``predict_batch`` what does not change from batch to batch, such as the precision, and counts what the model has not
+read.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -56,7 +58,7 @@ class Predictor:
         explain: bool = False,
         abstain_below: float = 0.0,
     ) -> None:
-        if explain:
+        if explain:  # at once, and not after the rows have been read
             check_explainable(model, model.one_task().task, dtype)
         if abstain_below:
             check_abstention(model.one_task().task.output, abstain_below)
@@ -71,7 +73,10 @@ class Predictor:
         return batch_rows(self.model, explain=self.explain)
 
     def batches(self, rows: Iterable[Row]) -> Iterator[list[Row]]:
-        """Cuts rows into batches. They do not depend on the process that predicts them, and so do the predictions."""
+        """Cuts rows into batches.
+
+        The batches do not depend on the number of processes, and so the last digits of predictions do not either.
+        """
         remaining = iter(rows)
         while batch := list(islice(remaining, self.batch_rows)):
             yield batch
@@ -82,6 +87,7 @@ class Predictor:
         Raises:
             DataError, UsageError, CheckpointError: See ``TaskModel.predict``.
         """
+        # A head has no input in a row in which a cell is missing, and then predicts nothing for it.
         inputs = [{name: row[name] for name in self._inputs if row.get(name) is not None} for row in rows]
         predictions, features = predict_batch(
             self.model, inputs, forward_fn=self._forward_fn, logits=self.logits, explain=self.explain
@@ -89,9 +95,11 @@ class Predictor:
         if self.abstain_below:
             predictions = [{"": without_label(each[""], self.abstain_below)} for each in predictions]
         token_ids = np.fromiter(chain.from_iterable(feature["input_ids"] for feature in features), np.int64)
+        # A set, because several windows of a row may have lost tokens.
+        truncated_rows = {feature["row"] for feature in features if feature.get("lost_tokens", 0) > 0}
         return PredictedBatch(
             rows=rows,
             predictions=predictions,
-            truncated=len({feature["row"] for feature in features if feature.get("lost_tokens", 0) > 0}),
+            truncated=len(truncated_rows),
             unknown=UnknownTokens.of([token_ids], self.model.require_tokenizer()),
         )

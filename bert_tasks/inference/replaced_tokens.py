@@ -1,5 +1,8 @@
 """Draws tokens of a generator, and detects them with a discriminator (ELECTRA).
 
+In ELECTRA (Clark et al. 2020, https://arxiv.org/abs/2003.10555) a small generator fills masked tokens, and the
+discriminator decides for every token whether it was replaced. Only the discriminator is kept in the end.
+
 Shape legend: B sequences, N tokens, R masked tokens, V vocabulary.
 """
 
@@ -31,6 +34,7 @@ def replaced_token_output(batch: PackedBatch, *, generator: ForwardFn, discrimin
         ids = batch.input_ids.index_copy(0, masked, drawn)  # [N]
         flags = torch.zeros_like(ids)
         is_masked = flags.index_fill(0, masked, 1)
+        # A token that the generator has guessed right counts as original, as in the paper.
         replaced = flags.index_copy(0, masked, (drawn != labels).to(flags.dtype))
     rows, lengths = all_rows(batch), batch.layout.lengths
     layout = replace(batch.layout, gather_positions=rows, gather_counts=lengths)
@@ -49,5 +53,6 @@ def all_rows(batch: PackedBatch) -> Tensor:
     """Returns ``[N]`` the rows of all tokens, sequence after sequence."""
     layout, count = batch.layout, len(batch.input_ids)
     lengths = layout.row_lengths.index_select(0, layout.caller_order)  # [B]
+    # By how much the rows of each sequence are moved in the batch, whose sequences are ordered by length.
     starts = layout.first_rows - (lengths.cumsum(0) - lengths)
     return torch.arange(count, device=starts.device) + starts.repeat_interleave(lengths, output_size=count)

@@ -8,11 +8,14 @@ import io
 import json
 import logging
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
 
 from bert_tasks.data.columns import RECORD, Row, stored_names
 from bert_tasks.data.conversion import plain
@@ -96,18 +99,21 @@ class LineEncoder:
         self.vectors: dict[str, int] = {}
         for task in model.tasks.values():
             self.vectors |= task.output.vector_columns(model.config)
-        self._encode_vector = vector_text if form in ("parquet", "npy") else float_list
+        self._encode_vector: Callable[[NDArray[np.float32]], Any] = float_list
+        if form in ("parquet", "npy"):
+            self._encode_vector = vector_text
         self._reserved = reserved_columns(model.tasks)
         inputs = stored_names(model.input_columns)
         # What a prediction says again under the same name, such as the words of a tagged sentence, is not kept twice.
         self._repeatable = {name for name in inputs if renames.get(name, name) == name}
 
     def encode(self, batch: PredictedBatch) -> bytes:
-        """Returns a line for each row of a batch."""
+        """Returns a line for each row of a batch, in UTF-8."""
         pairs = zip(batch.rows, batch.predictions, strict=True)
         return "".join(self._line(row, predictions) for row, predictions in pairs).encode()
 
     def _line(self, row: Row, predictions: HeadPredictions) -> str:
+        """Returns a row and its prediction as a line of JSON."""
         content = written_columns(predictions, self._encode_vector)
         taken = self._reserved.union(content)
         line: dict[str, Any] = {}
@@ -116,7 +122,7 @@ class LineEncoder:
         for name, value in self._kept(row).items():
             if name in content and name in self._repeatable:
                 continue
-            if name in line:
+            if name in line:  # the number of the line, as a column of the input may also be called
                 line[f"{INPUT}{name}"] = value
             else:
                 line[passthrough_name(name, taken)] = value
@@ -152,7 +158,9 @@ class LineStream(Sink):
             ClosedPipeError: The output's reader has closed it.
             UsageError: The rows cannot be written.
         """
-        content = encoded if self._encoder.form == "jsonl" else self._table_lines(encoded)
+        content = encoded
+        if self._encoder.form != "jsonl":
+            content = self._table_lines(encoded)
         try:
             self._stream.write(content)
             self._stream.flush()
@@ -165,7 +173,7 @@ class LineStream(Sink):
         """Returns JSON lines as lines of csv or tsv, the first ones with the header."""
         rows = [flat(json.loads(line)) for line in lines.splitlines()]
         if self._table is None:
-            names = list(dict.fromkeys(name for row in rows for name in row))
+            names = list(dict.fromkeys(chain.from_iterable(rows)))  # of all rows so far, each once and in order
             delimiter = DELIMITERS[self._encoder.form]
             self._table = TableWriter(self._text, names, delimiter, raw=self._encoder.writing.csv_raw)
         for row in rows:
@@ -176,7 +184,7 @@ class LineStream(Sink):
                 )
             self._table.write(row)
         content = self._text.getvalue().encode()
-        self._text.seek(0)
+        self._text.seek(0)  # the buffer is used again for the next rows
         self._text.truncate()
         return content
 
@@ -225,6 +233,8 @@ class LineFile(Sink):
                 temporary.write_text(json.dumps(self._metadata, indent=2) + "\n", "utf-8")
             self._file = stack.enter_context(self.lines.open("ab+"))
             self._file.seek(0)
+            # A process that was killed may have written a part of a line or of a batch. Both are written again, because
+            # the last digits of a prediction depend on the batch that it is computed in.
             self.completed = sum(line.endswith(b"\n") for line in self._file)
             if self.completed != self._total:
                 self.completed -= self.completed % self._batch_rows
@@ -257,7 +267,7 @@ class LineFile(Sink):
         try:
             self._file.write(encoded)
             self._file.flush()
-        except OSError as error:
+        except OSError as error:  # usually a full disk
             reason = write_failure(explained_disk_full(error, self.lines), self._path)
             raise UsageError(f"{reason}. The same command resumes from {self.folder}") from None
         self.completed += encoded.count(b"\n")
@@ -326,6 +336,8 @@ class TaskFiles(Sink):
         """Writes the files, the requested file last."""
         files = self._format.render(self._output, self._form, self._predictions, self._rows)
         for name in sorted(files, reverse=True):
-            path = sibling_output(self._path, name) if name else self._path
+            path = self._path
+            if name:
+                path = sibling_output(self._path, name)
             with whole_file(path) as file:
                 file.write(files[name])

@@ -1,4 +1,8 @@
-"""Standard input, which is read row by row or from a stored copy."""
+"""Standard input, which is read row by row or from a stored copy.
+
+Rows can be predicted as they come if the format has a row for each line and the output is a stream. In all other cases
+standard input is stored first, and read as a file.
+"""
 
 import io
 import os
@@ -43,8 +47,9 @@ def detected(reading: ReadOptions, path: Path, model: AnyModel) -> ReadOptions:
 
 def _stream_format(model: AnyModel) -> StreamFormat:
     """Returns the format of the first line, unless it is a header of model columns."""
-    inputs = [column.name for column in source_columns(model.input_columns)]
-    headers = {header for name in inputs for header in (name, model.columns.get(name, name))}
+    headers: set[str] = set()
+    for column in source_columns(model.input_columns):
+        headers |= {column.name, model.columns.get(column.name, column.name)}
     return StreamFormat(name=STDIN_NAME, headers=headers, texts=tuple(text_columns(model.input_columns)))
 
 
@@ -85,8 +90,10 @@ class StandardInput(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        if not select.select([self._file], [], [], _PATIENCE)[0]:
+        ready, _, _ = select.select([self._file], [], [], _PATIENCE)
+        if not ready:
             self._before_wait()
+        # ``readv`` returns what is there, where ``read`` of a file object would wait until the buffer is full.
         return os.readv(self._file, [buffer])
 
 
@@ -112,6 +119,7 @@ def stream_rows(
     Returns:
         The rows, which carry ``keep_columns`` along, and the task's columns -> the source's, if they differ.
     """
+    # Formats read paths. This one has the content of the stream, whatever its name says.
     path = _StreamPath("/dev/stdin")
     path.content = StandardInput(source, before_wait)
     columns = model.input_columns
@@ -122,7 +130,7 @@ def stream_rows(
     with format.open_text(path, reading, most=1) as batches:
         if reading.split_column is not None:
             batches = of_split(batches, reading.split_column, reading.split, STDIN_NAME)
-        batches, present = peeked(batches)
+        batches, present = peeked(batches)  # the names of the columns, which are known after the first row
         names = input_names(reading, model.columns, columns, present)
         options = replace(reading, columns=names)
         conversion = conversion_of(columns, options, format=format, passthrough=keep_columns, skip_errors=True)

@@ -1,7 +1,7 @@
 """Where predictions are written, and under which names of columns.
 
-Owns the options of writing, the checks of an output before a model is loaded, and the result of a written prediction.
-The sinks in sinks.py write.
+The module owns the options of writing, the checks of an output before a model is loaded, and the result of a written
+prediction. The sinks in sinks.py write.
 """
 
 import json
@@ -11,7 +11,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import combinations
 from pathlib import Path
-from typing import IO, Any, Literal, cast
+from typing import IO, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,18 +38,26 @@ INPUT = "input."  # before the name of a column that a prediction's field has to
 
 @dataclass(frozen=True, kw_only=True)
 class WriteOptions:
-    """The content and the form of the written rows.
+    """The content and the form of the rows that ``predict_file`` and ``embed_file`` write.
 
     Attributes:
-        keep_columns: Columns of the input to write before the prediction. A column with the name of a field of the
-            prediction is called ``input.NAME``. A column that the prediction repeats is skipped.
-        on_error: ``skip`` skips rows that cannot be used, and writes the ``line`` of every other row.
-        rejects: The file for skipped rows. Default: the output's name followed by ``.rejects.jsonl``.
-        csv_raw: Write texts that a spreadsheet would read as a formula unchanged.
-        format: jsonl, csv, tsv or parquet, if the output's name does not say it.
+        keep_columns: Columns of the input to write before the prediction: "all" (default), "none", or a sequence of
+            names. A column with the name of a field of the prediction is called ``input.NAME``. A column that the
+            prediction repeats is skipped.
+        on_error: "fail" (default) raises DataError for rows that cannot be used. "skip" leaves them out, and writes the
+            ``line`` of every other row, so that rows and predictions can be joined.
+        rejects: The file for skipped rows, with a line of JSON and the reason for each of them. Default: the output's
+            name followed by ``.rejects.jsonl``.
+        csv_raw: True to write texts that a spreadsheet would read as a formula unchanged. Default: False, which puts an
+            apostrophe in front of them, because a formula in a file from elsewhere can run commands ("CSV injection",
+            https://owasp.org/www-community/attacks/CSV_Injection).
+        format: jsonl, csv, tsv or parquet, if the output's name does not say it. Default: by the extension, and jsonl
+            for a stream.
 
     Example:
-        >>> WriteOptions(keep_columns=("id",), on_error="skip")
+        >>> writing = WriteOptions(keep_columns=("text",), on_error="skip")
+        >>> predict_file("runs/first", "test.csv", "answers.jsonl", writing=writing).rejected
+        0
     """
 
     keep_columns: PassthroughColumns = "all"
@@ -70,12 +78,14 @@ def passthrough_name(name: str, taken: Container[str]) -> str:
     parts = name.split(".")
     holders = [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
     is_taken = any(holder in taken for holder in holders)
-    return f"{INPUT}{name}" if is_taken or name.startswith(INPUT) else name
+    if is_taken or name.startswith(INPUT):
+        return f"{INPUT}{name}"
+    return name
 
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """The result of a prediction that was written.
+    """The result of a prediction that was written, which ``predict_file`` and ``embed_file`` return.
 
     Attributes:
         rows: Number of predicted rows, those of an earlier attempt included.
@@ -128,7 +138,7 @@ class OutputDestination:
         self, output: str | Path | IO[bytes], data: Data, writing: WriteOptions, task: type[Task] | None
     ) -> None:
         check_row_options(writing.keep_columns, writing.on_error)
-        forms = FORMS if task is None else task.outputs[0].row_formats
+        forms = FORMS if task is None else task.outputs[0].row_formats  # those of embeddings are fewer, and npy
         if writing.format is not None and writing.format not in forms:
             raise UsageError(f"there is no output format {writing.format!r}. Choose one of {', '.join(forms)}")
         for path, error in ((output, UsageError), (writing.rejects, UsageError), (data, DataError)):
@@ -148,6 +158,7 @@ class OutputDestination:
         self.rejects = self._rejects(writing, output)
 
     def _set_stream(self, stream: IO[bytes], forms: Sequence[str]) -> None:
+        """Sets a stream, for which the form must be one that is written row by row."""
         self.stream = stream
         streamed = [name for name in forms if name in ("jsonl", *DELIMITERS)]
         if self.form not in streamed:
@@ -167,13 +178,16 @@ class OutputDestination:
         if task is not None:
             tasks.append(task)
         of_tasks = sorted(set().union(*map(file_extensions, tasks)))
-        extensions = [*(f".{form}" for form in forms), *of_tasks]
+        extensions = [f".{form}" for form in forms]
+        extensions += of_tasks
         suffix = Path(output).suffix
         if suffix not in extensions:
             choice = f"{', '.join(extensions[:-1])} or {extensions[-1]}"
             raise UsageError(f"{output}: the output's extension must be {choice}")
         self.rendered = suffix in of_tasks
-        self.form = suffix if self.rendered else suffix[1:]
+        self.form = suffix
+        if not self.rendered:
+            self.form = suffix.removeprefix(".")
 
     def _rejects(self, writing: WriteOptions, output: str | Path | IO[bytes]) -> Path | None:
         """Returns the file for skipped rows, by default next to the output."""
@@ -211,19 +225,26 @@ class OutputDestination:
         for content, asked in (("logits", logits), ("explanations", explain)):
             if asked:
                 raise UsageError(f"{self.path}: {self.form} has no place for {content}. Use {forms}")
-        for name in filter(None, task.output.files[self.form].render(task.output, self.form, [], [])):
-            self._check_apart(f"{name} of the output", sibling_output(self.path, name))
+        # What a format writes for no rows has the names of all its files. That of the output itself is empty.
+        files = task.output.files[self.form].render(task.output, self.form, [], [])
+        for name in files:
+            if name:
+                self._check_apart(f"{name} of the output", sibling_output(self.path, name))
 
     def _check_apart(self, label: str, path: Path | None) -> None:
         """Raises UsageError if output, input and rejects are not three files."""
-        is_file = isinstance(self._data, str | Path) and self._data != STANDARD
-        source = Path(cast("str | Path", self._data)) if is_file else None
+        source: Path | None = None
+        if isinstance(self._data, str | Path) and self._data != STANDARD:
+            source = Path(self._data)
         files = [(label, path), ("input", source), ("rejects", self.rejects)]
         for (other, second), (name, first) in combinations(files, 2):
             if first is None or second is None:
                 continue
-            both_exist = first.exists() and second.exists()
-            if os.path.samefile(first, second) if both_exist else os.path.realpath(first) == os.path.realpath(second):
+            if first.exists() and second.exists():  # the same file may have two names (hard links)
+                is_same = os.path.samefile(first, second)
+            else:
+                is_same = os.path.realpath(first) == os.path.realpath(second)
+            if is_same:
                 raise UsageError(f"{first} is both {other} and {name}. Choose another name for the output")
 
 
@@ -233,8 +254,13 @@ def file_extensions(task: type[Task]) -> set[str]:
 
 
 def _linked_file(path: Path) -> Path:
-    """Returns the file itself if the path is a link, so that the link stays."""
-    return Path(os.path.realpath(path)) if path.is_symlink() else path
+    """Returns the file itself if the path is a link, so that the link stays.
+
+    A file that is complete is moved to its place, which would replace a link by the file.
+    """
+    if path.is_symlink():
+        return Path(os.path.realpath(path))
+    return path
 
 
 def sibling_output(path: Path, name: str) -> Path:
@@ -258,6 +284,7 @@ def write_rejects(table: Rows, target: Path) -> int:
         UsageError: The file cannot be written.
     """
     rejected = 0
+    # A device or a pipe cannot be replaced by a complete file.
     with target.open("w", encoding="utf-8") if is_special(target) else whole_file(target) as file:
         if table.file is not None and REJECT in table.rows.column_names:
             for batch in read_batches(table.file, [REJECT]):
@@ -270,7 +297,9 @@ def write_rejects(table: Rows, target: Path) -> int:
 def reject_line(fault: str) -> str:
     """Returns an error as a line of a reject file, with escaped lone surrogates."""
     line = json.dumps(json.loads(fault), ensure_ascii=False)
-    return f"{line if is_encodable(line) else fault}\n"
+    if not is_encodable(line):  # a lone surrogate has no bytes in UTF-8, and is escaped in ``fault``
+        line = fault
+    return f"{line}\n"
 
 
 def written_columns(
@@ -287,11 +316,14 @@ def written_columns(
 
 def reserved_columns(tasks: Mapping[str, Task]) -> frozenset[str]:
     """Returns all columns that the predictions of the heads can have, including columns on request."""
-    return frozenset(
-        written_name(name, field.name) for name, task in tasks.items() for field in fields(task.output.prediction)
-    )
+    columns: set[str] = set()
+    for name, task in tasks.items():
+        columns |= {written_name(name, field.name) for field in fields(task.output.prediction)}
+    return frozenset(columns)
 
 
 def written_name(name: str, key: str) -> str:
     """Returns the column of a field of a head's predictions, the head's name if they are equal."""
-    return f"{name}.{key}" if name and name != key else key
+    if name and name != key:
+        return f"{name}.{key}"
+    return key

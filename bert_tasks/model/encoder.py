@@ -1,5 +1,8 @@
 """``Encoder``, a published encoder with transformers' call, and its embeddings.
 
+An encoder has no task: it returns hidden states, and one vector for each text. Embeddings are computed as the
+predictions of the task ``embedding``, so that they are batched, truncated and written as all other predictions.
+
 Shape legend: B sequences, T padded length, H hidden, R texts.
 """
 
@@ -30,22 +33,30 @@ from bert_tasks.tasks.embedding import Embedding, EmbeddingPooling, EmbeddingPre
 
 
 class Encoder(PretrainedModule):
-    """The encoder of any family.
+    """The encoder of any family, without a head and without a task.
+
+    Use it if you need vectors: ``embed`` returns one for each text, and a call returns the hidden state of each token,
+    as transformers' ``AutoModel`` does. For predictions of labels, spans or numbers use ``TaskModel``. The folder of a
+    trained model can be opened, too, and its head is then left out.
 
     Attributes:
         config, hf_config: The configuration of the encoder, and ``config.json`` as loaded.
-        pooler: The base model's linear layer on the first token, if the file has one. It is not part of the call.
-        load_report: The use of each key of the file. None for a model from a configuration.
+        pooler (Linear or None): The base model's linear layer on the first token, if the file has one. The call does
+            not apply it. It is kept so that a saved folder is complete for transformers.
+        load_report: What became of each key of the file. None for a model that was built from a configuration.
         columns: The task's columns -> their names in the training data of a model that was trained here.
         sentence_settings: How sentence-transformers embeds texts with these weights. None if it did not write them.
 
     Example:
         >>> Encoder.from_pretrained(base).embed(["Cold soup.", "Kind staff."]).shape
+        (2, 64)
     """
 
     def __init__(self, hf_config: Mapping[str, Any], *, pooler: bool = False) -> None:
         super().__init__(hf_config)
-        self.pooler = nn.Linear(self.config.hidden_size, self.config.hidden_size) if pooler else None
+        self.pooler: nn.Linear | None = None
+        if pooler:
+            self.pooler = nn.Linear(self.config.hidden_size, self.config.hidden_size)
         self.columns: Mapping[str, str] = {}
         self.reading = TrainedReading()
         self.sentence_settings: SentenceSettings | None = None
@@ -55,18 +66,27 @@ class Encoder(PretrainedModule):
     def from_pretrained(cls, name: str | Path, *, revision: str | None = None) -> Self:
         """Loads published weights in float32, in evaluation mode.
 
+        A head in the files is ignored, so any checkpoint of a supported family can be opened. A tokenizer is loaded if
+        the folder has one. Only ``embed`` needs it.
+
         Args:
-            name: A folder, a hub id, or ``package:NAME/PATH`` for weights inside an installed package. A folder of the
-                library peft stands for the model that it names, with its adapters.
-            revision: Branch, tag or commit of a hub id.
+            name: A folder, an id on the Hugging Face Hub, or ``package:NAME/PATH`` for weights inside an installed
+                package. A folder of the library peft stands for the model that it names, with its adapters merged into
+                the weights.
+            revision: Branch, tag or commit of a hub id. Default: the branch ``main``.
 
         Raises:
             CheckpointError: Files are missing or damaged, the family is not supported, or a key does not fit.
+
+        Example:
+            >>> Encoder.from_pretrained(base).config.vocab_size == model.config.vocab_size
+            True
         """
         described = open_checkpoint(name, revision=revision)
         folder, hf_config = described.path, described.hf_config
         family, config = family_of(hf_config), encoder_config(hf_config)
         names = parameter_map(family, config, head="base", pooler=True)
+        # On the device "meta" tensors have shapes and no numbers, so nothing is drawn that the file replaces anyway.
         with torch.device("meta"):
             model = cls(hf_config, pooler=True)
         shapes = {key: value.shape for key, value in model.state_dict().items()}
@@ -95,11 +115,25 @@ class Encoder(PretrainedModule):
     ) -> Tensor | tuple[Tensor, tuple[Tensor, ...]]:
         """Returns the last hidden states ``[B, T, H]``, with zeros at padding.
 
-        All arguments are ``[B, T]`` with transformers' meaning and defaults. Masks may have holes. With
-        ``output_hidden_states`` the states of the embeddings and of every layer follow, in transformers' order.
+        The call has the arguments of transformers' ``AutoModel``, so it can replace one in existing code. The states at
+        padding are zeros here, whereas transformers leaves arbitrary numbers there.
+
+        Args:
+            input_ids: ``[B, T]`` ids of the tokens.
+            attention_mask: ``[B, T]``, 1 for tokens and 0 for padding, which may be on either side or in between.
+                Default: all ones.
+            token_type_ids: ``[B, T]`` segments. Default: all zeros.
+            position_ids: ``[B, T]`` positions. Default: the positions that transformers computes for the family.
+            output_hidden_states: True to return the states of all layers, too.
+            output_attentions: Must be False, because attention weights are never computed as a whole.
+
+        Returns:
+            The last hidden states. With ``output_hidden_states`` a pair of them and of a tuple of ``[B, T, H]``, which
+            holds the states of the embeddings and of every layer in transformers' order.
 
         Raises:
-            ValueError: A mask is not ``[B, T]``, an input is too long, or an id has no embedding.
+            ValueError: A mask is not ``[B, T]``, an input is too long, an id has no embedding, or attention weights are
+                asked for.
         """
         inputs = padded_inputs(self.config, input_ids, attention_mask, token_type_ids, position_ids, output_attentions)
         states: list[Tensor] | None = [] if output_hidden_states else None
@@ -107,7 +141,9 @@ class Encoder(PretrainedModule):
             inputs.input_ids, inputs.position_ids, inputs.token_type_ids, inputs.layout, hidden_states=states
         )
         last = inputs.rectangle(hidden)
-        return last if states is None else (last, tuple(inputs.rectangle(state) for state in states))
+        if states is None:
+            return last
+        return last, tuple(inputs.rectangle(state) for state in states)
 
     def embed(
         self,
@@ -121,24 +157,38 @@ class Encoder(PretrainedModule):
     ) -> NDArray[np.float32]:
         """Returns a vector for each text, as sentence-transformers computes it.
 
+        Use the vectors for semantic search, clustering, or as features of another model. They are all held in memory:
+        a million texts with H = 384 take 1.5 GB, so use ``embed_file`` for larger data. Texts of similar lengths are
+        run together without padding, so their order does not matter for speed. The vectors are computed on the
+        encoder's device in the precision of its weights, without dropout.
+
         Args:
             texts: A list of texts, or one text. They are lowercased if the sentence-transformers files say so.
-            pooling: ``mean`` over the tokens of a text, special tokens included, ``cls``, the first token, or ``max``,
-                the largest value of each number. Default: as in the sentence-transformers files, else mean.
-            normalize: True to scale each vector to length 1 (L2 norm).
+            pooling: ``"mean"`` over the tokens of a text, special tokens included, ``"cls"``, the state of the first
+                token, or ``"max"``, the largest value of each of the H numbers. Default: as in the
+                sentence-transformers files, else ``"mean"``.
+            normalize: True (default) to scale each vector to length 1 (L2 norm). The dot product of two vectors is
+                then their cosine similarity.
             layer: Index of transformers' hidden states: -1 (default) is the last layer, 0 the embeddings of the tokens.
                 Later layers do not run.
-            max_length: Maximum length in tokens, special tokens included. Default: the limit of the
-                sentence-transformers files, else of the tokenizer.
-            prompt: Text to put in front of each text. Default: as in the sentence-transformers files, else none.
+            max_length: Maximum length in tokens, special tokens included. Longer texts are truncated. Default: the
+                limit of the sentence-transformers files, else of the tokenizer.
+            prompt: Text to put in front of each text, for models that were trained with one, such as
+                ``"query: "``. Default: as in the sentence-transformers files, else none.
 
         Returns:
-            ``[R, H]``. For one text ``[H]``.
+            A float32 array ``[R, H]`` in the order of the texts, and ``[H]`` for a single text.
 
         Raises:
             DataError: A value is not a text.
             UsageError: The encoder has no tokenizer, or there is no such pooling, layer or length.
             CheckpointError: The sentence-transformers files ask for a pooling that this package does not compute.
+
+        Example:
+            >>> vectors = encoder.embed(["Cold soup.", "Kind staff."])
+            >>> similarity = vectors @ vectors.T
+            >>> similarity.shape
+            (2, 2)
         """
         if isinstance(texts, bytes | Mapping) or not isinstance(texts, Iterable):
             raise DataError(f"expected a text or a list of texts, not {type(texts).__name__}")
@@ -147,10 +197,16 @@ class Encoder(PretrainedModule):
         model = self.embedding_model(
             pooling=pooling, normalize=normalize, layer=layer, max_length=max_length, prompt=prompt
         )
-        rows = ({"text": text} for text in ([texts] if isinstance(texts, str) else texts))
+        several = [texts] if isinstance(texts, str) else texts
+        # A generator, so that a stream of texts is read in chunks and is never held as rows.
+        rows = ({"text": text} for text in several)
         vectors = [prediction.embedding for prediction in predict_rows(model, rows)]
-        array = np.stack(vectors) if vectors else np.empty((0, self.config.hidden_size), np.float32)
-        return array[0] if isinstance(texts, str) else array
+        if not vectors:  # np.stack rejects an empty list
+            return np.empty((0, self.config.hidden_size), np.float32)
+        array = np.stack(vectors)  # [R, H]
+        if isinstance(texts, str):
+            (array,) = array  # the only row, [H]
+        return array
 
     def embedding_model(
         self,
@@ -161,7 +217,17 @@ class Encoder(PretrainedModule):
         max_length: int | None = None,
         prompt: str | None = None,
     ) -> TaskModel[EmbeddingPrediction]:
-        """Returns a model with this encoder's modules that predicts as ``embed`` does."""
+        """Returns a model with this encoder's modules that predicts as ``embed`` does.
+
+        What the caller leaves open is as sentence-transformers' files say, or else the usual default.
+
+        Args:
+            pooling, normalize, layer, max_length, prompt: See ``embed``.
+
+        Raises:
+            UsageError: There is no such layer, pooling or length.
+            CheckpointError: The files ask for a pooling that this package does not compute.
+        """
         states, settings = len(self.encoder.layer_order) + 1, self.sentence_settings
         if type(layer) is not int or not -states <= layer < states:
             raise UsageError(
@@ -172,18 +238,25 @@ class Encoder(PretrainedModule):
                 f"the model's {settings.unsupported}, which bert_tasks does not support. Set pooling to mean, cls or "
                 "max to embed texts without it"
             )
-        default_pooling: Any = "mean" if settings is None else settings.pooling
-        default_prompt = "" if settings is None else settings.prompt
-        lengths = [self.config.usable_length] if self._tokenizer is None else [int(self._tokenizer.model_max_length)]
-        if settings is not None and settings.max_length is not None:
-            lengths = [settings.max_length]
+        used_pooling: Any = pooling
+        if pooling is None:
+            used_pooling = "mean" if settings is None else settings.pooling
+        if prompt is None:
+            prompt = "" if settings is None else settings.prompt
+        if max_length is None:
+            max_length = self.config.usable_length
+            if settings is not None and settings.max_length is not None:
+                max_length = min(max_length, settings.max_length)
+            elif self._tokenizer is not None:
+                # Without a limit in the files transformers sets 1e30, so the minimum is the number of positions.
+                max_length = min(max_length, int(self._tokenizer.model_max_length))
         try:
             task = Embedding.of(
-                pooling=default_pooling if pooling is None else pooling,
+                pooling=used_pooling,
                 normalize=normalize,
-                depth=layer % states,
-                max_length=min([self.config.usable_length, *lengths]) if max_length is None else max_length,
-                prompt=default_prompt if prompt is None else prompt,
+                depth=layer % states,  # -1 is the last of the states
+                max_length=max_length,
+                prompt=prompt,
                 lowercase=settings is not None and settings.lowercase,
             )
         except ValueError as error:
@@ -194,6 +267,7 @@ class Encoder(PretrainedModule):
                 "(include_prompt = false), which bert_tasks does not support. Set prompt to an empty text to embed "
                 "texts without a prompt"
             )
+        # The encoder of the new model is replaced at once, so its weights need no memory.
         with torch.device("meta"):
             model = TaskModel(self.hf_config, task)
         model.encoder, model.tokenizer = self.encoder, self._tokenizer
@@ -201,7 +275,21 @@ class Encoder(PretrainedModule):
         return model.train(self.training)
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Writes a folder that ``AutoModel`` opens, with the tokenizer's files."""
+        """Writes a folder that ``AutoModel`` opens, with the tokenizer's files.
+
+        The keys have the names of transformers' base model, and labels or a task in ``config.json`` are left out.
+
+        Args:
+            folder: A new folder, or one whose model files are replaced.
+
+        Raises:
+            CheckpointError: The folder cannot be written.
+
+        Example:
+            >>> encoder.save_pretrained("encoder")
+            >>> Encoder.from_pretrained("encoder").embed("Cold soup.").shape
+            (64,)
+        """
         family = family_of(self.hf_config)
         names = parameter_map(family, self.config, head="base", pooler=self.pooler is not None)
         tensors = file_tensors(hf_tensors(self.state_dict(), names, strip_prefix=family.prefix), family)

@@ -124,7 +124,12 @@ class EncoderWithHeads(PretrainedModule, ABC):
     def save_adapter(self, folder: str | Path) -> None:
         """Writes the adapters of the last run, and the head, in the format of peft.
 
-        ``from_pretrained`` and ``PeftModel`` open the folder. Both need the model that the run began with.
+        Such a folder is small, because it lacks the weights of the encoder: ``from_pretrained`` of this package and
+        ``PeftModel`` of the library peft open it, and both need the model that the run began with. Use
+        ``save_pretrained`` for a folder that is complete.
+
+        Args:
+            folder: A new folder, or one whose files are replaced.
 
         Raises:
             CheckpointError: The folder cannot be written.
@@ -139,23 +144,35 @@ class EncoderWithHeads(PretrainedModule, ABC):
     ) -> Self:
         """Returns a smaller model with copies of some layers, the embeddings and the head.
 
+        It is the usual start of knowledge distillation: DistilBERT was initialised with every other layer of BERT
+        (Sanh et al. 2019, https://arxiv.org/abs/1910.01108). The copies share no memory with this model. A student is
+        faster in proportion to its layers, but it has to be trained before it predicts well.
+
         Args:
             layers: Layers, counted from 0, in any order, or "every-other" for 0, 2, 4 and so on. Default: all.
             family: Another family, such as "distilbert" for a BERT. If it has no segments, segment 0 is added to its
-                positions. A head that differs between families is new.
+                positions. A head that differs between families is new. Default: the family of this model.
+
+        Returns:
+            The student, on the device and in the precision of this model, in evaluation mode. Its ``load_report`` has a
+            note of the layers.
 
         Raises:
             UsageError: There is no such layer or family, the layers share their weights, or the family does not fit.
 
         Example:
             >>> student = model.with_layers("every-other")
+            >>> len(model.config.layer_order), len(student.config.layer_order)
+            (2, 1)
         """
         check_parameters(self)
         count, model_type = len(self.config.layer_order), self.hf_config["model_type"]
-        if layers is None or layers == "every-other":
-            layers = range(0, count, 1 if layers is None else 2)
+        if layers is None:
+            layers = range(count)
+        elif layers == "every-other":
+            layers = range(0, count, 2)
         kept = [int(layer) for layer in layers]
-        if len(set(self.config.layer_order)) < count:
+        if len(set(self.config.layer_order)) < count:  # as in ALBERT, whose layers are one module that runs repeatedly
             raise UsageError(f"the layers of this {model_type} share their weights, so none of them can be removed")
         if not kept or not all(0 <= layer < count for layer in kept):
             raise UsageError(f"layers are {kept}, expected numbers from 0 to {count - 1}, the layers of the checkpoint")
@@ -165,6 +182,7 @@ class EncoderWithHeads(PretrainedModule, ABC):
             )
         config = converted_config(self.hf_config, layers=kept, family=family)
         student = self._with_config(config)
+        # The tensors of a state dict are those of the module, so copying into them sets the student's weights.
         new_state, state = student.state_dict(), self.state_dict()
         same_head = self.head.per_token or student.config.head.activation == self.config.head.activation
         of_head = {name for name in new_state if name.startswith("head.")}
@@ -175,37 +193,56 @@ class EncoderWithHeads(PretrainedModule, ABC):
             elif same_head or name not in of_head:
                 tensor.copy_(state[name])
         if "encoder.embeddings.token_type.weight" in state.keys() - new_state.keys():
+            # Each token gets the sum of its word, position and segment. A family without segments, such as DistilBERT,
+            # gives the same sum for texts of one segment if segment 0 is a part of the positions.
             new_state["encoder.embeddings.position.weight"] += state["encoder.embeddings.token_type.weight"][0]
-        student.drawn = {name: new_state[name].clone() for name in (self.drawn if same_head else of_head)}
+        drawn = self.drawn if same_head else of_head
+        student.drawn = {name: new_state[name].clone() for name in drawn}
+        # What is not a weight comes along, so that a run of the student records where it came from.
         student.origin, student.load_report = self.origin, self.load_report
         student.columns, student.reading = self.columns, self.reading
         if self.load_report is not None:
-            note = f"layers {', '.join(map(str, kept))} of {count}{'' if family is None else f', as {family}'}"
+            note = f"layers {', '.join(map(str, kept))} of {count}"
+            if family is not None:
+                note += f", as {family}"
             student.load_report = replace(self.load_report, notes=(*self.load_report.notes, note))
         return student.to(self.device, self.encoder.embeddings.word.weight.dtype).eval()
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Writes a folder that ``from_pretrained`` and transformers open.
 
-        A head that transformers lacks goes to ``task_head.safetensors``. To transformers the folder is then the base
-        model.
+        The folder has the weights in float32 or the precision of the model, ``config.json`` with the task, its settings
+        and labels, and the files of the tokenizer. A head that transformers lacks goes to ``task_head.safetensors``. To
+        transformers the folder is then the base model. Opened here, the folder gives the same predictions.
+
+        Args:
+            folder: A new folder, or one whose model files are replaced. It appears whole or not at all.
 
         Raises:
             CheckpointError: The folder cannot be written.
-            UsageError: A library (peft, ...) has wrapped or replaced modules of the model.
+            UsageError: A library (peft, ...) has wrapped or replaced modules of the model, or its labels are not known.
+
+        Example:
+            >>> model.save_pretrained("my_model")
+            >>> TaskModel.from_pretrained("my_model").task == model.task
+            True
         """
         check_parameters(self)
         require_labels(self)
         state, names, family = self.state_dict(), hf_names(self), family_of(self.hf_config)
         head_state = {key: value for key, value in state.items() if key not in names}
-        has_prefix = self.head_kind is not None  # transformers' base models have none
-        prefix = "" if has_prefix else family.prefix
+        head_tensors: dict[str, Tensor] | None = None
+        if head_state:
+            head_tensors = hf_tensors(head_state, {key: (key,) for key in head_state})
+        # With a head transformers' keys begin with the name of the encoder ("bert."), without one they do not.
+        prefix = "" if self.head_kind is not None else family.prefix
+        known_state = {key: state[key] for key in names}
         save_folder(
             Path(folder),
             config=saved_config(self.hf_config, self.head_tasks, self.reading),
-            tensors=file_tensors(hf_tensors({key: state[key] for key in names}, names, strip_prefix=prefix), family),
+            tensors=file_tensors(hf_tensors(known_state, names, strip_prefix=prefix), family),
             tokenizer=self._tokenizer,
-            head_tensors=hf_tensors(head_state, {key: (key,) for key in head_state}) if head_state else None,
+            head_tensors=head_tensors,
         )
 
     @property
@@ -214,7 +251,7 @@ class EncoderWithHeads(PretrainedModule, ABC):
 
     def require_tokenizer(self) -> "PreTrainedTokenizerBase":
         """Returns the tokenizer, or raises UsageError if there is none."""
-        if self._tokenizer is None:
+        if self._tokenizer is None:  # ``self.tokenizer`` would build the tokenizer of transformers, which takes long
             raise UsageError("the model has no tokenizer. Load a model with tokenizer files, or set model.tokenizer")
         return self._tokenizer
 
@@ -228,9 +265,21 @@ class EncoderWithHeads(PretrainedModule, ABC):
     ) -> Any:
         """Returns the logits of a packed batch, or of transformers' padded tensors.
 
-        A packed batch has one row of logits for each sequence or token that the head reads. For ``[B, T]`` tensors the
-        logits are shaped as in transformers: ``[B, L]``, or ``[B, T, L]`` with zeros at padding (for spans, L = 2,
-        start and end).
+        Call it with padded tensors to replace a model of transformers in existing code. Training and prediction call it
+        with a packed batch, which has the tokens of all sequences behind one another, so that the layers compute no
+        padding.
+
+        Args:
+            input_ids: A packed batch, or ``[B, T]`` ids of tokens. The other arguments belong to ids.
+            attention_mask: ``[B, T]``, 1 for tokens and 0 for padding. Default: all ones.
+            token_type_ids: ``[B, T]`` segments. Default: all zeros.
+            position_ids: ``[B, T]`` positions. Default: the positions that transformers computes for the family.
+            output_attentions: Must be False, because attention weights are never computed as a whole.
+
+        Returns:
+            For a packed batch one row of logits for each sequence or token that the head reads. For ``[B, T]`` tensors
+            the logits are shaped as in transformers: ``[B, L]``, or ``[B, T, L]`` with zeros at padding (for spans, L
+            = 2, start and end). They are probabilities only after a softmax or sigmoid.
 
         Raises:
             ValueError: A mask is not ``[B, T]``, an input is too long, or an id has no embedding.
@@ -242,7 +291,9 @@ class EncoderWithHeads(PretrainedModule, ABC):
             inputs = padded_inputs(
                 self.config, input_ids, attention_mask, token_type_ids, position_ids, output_attentions
             )
-        selection, ids = self.head.select(inputs.layout), (inputs.input_ids, inputs.position_ids, inputs.token_type_ids)
+        # The last layer computes only the rows that the head reads, for example the first token of each sequence.
+        selection = self.head.select(inputs.layout)
+        ids = (inputs.input_ids, inputs.position_ids, inputs.token_type_ids)
         hidden = self.encoder(*ids, inputs.layout, selection=selection, depth=self.head.depth)
         logits = self.head(hidden, inputs.layout, self.encoder.embeddings.word.weight)
         if isinstance(inputs, PackedBatch) or not self.head.per_token:
@@ -258,7 +309,7 @@ class EncoderWithHeads(PretrainedModule, ABC):
             batch.input_ids, batch.position_ids, batch.token_type_ids, batch.layout, hidden_states=states
         )
         selection = self.head.select(batch.layout)
-        if selection is not None:
+        if selection is not None:  # all rows were computed, because the states of all of them are returned
             hidden = hidden.index_select(0, selection.rows)
         return self.head(hidden, batch.layout, self.encoder.embeddings.word.weight), states
 
@@ -278,11 +329,11 @@ def check_parameters(model: EncoderWithHeads) -> None:
     if model.no_weights_reason:
         raise UsageError(f"it can be neither trained nor saved, because {model.no_weights_reason}")
     expected = dict(model.encoder_shapes)
-    with torch.device("meta"):
+    with torch.device("meta"):  # only the shapes are needed, and no random numbers are drawn there
         head = new_head(model.tasks, model.config)
     expected |= {f"head.{name}": value.shape for name, value in head.state_dict().items()}
     actual = {name: value.shape for name, value in model.state_dict().items()}
-    differing = dict(expected.items() ^ actual.items())
+    differing = dict(expected.items() ^ actual.items())  # names that only one side has, or with two shapes
     if differing:
         raise UsageError(
             "the model can be neither trained nor saved, because its parameters do not fit its configuration and "
@@ -316,11 +367,15 @@ def new_head(tasks: Mapping[str, Task], config: EncoderConfig) -> Head:
 
 @torch.no_grad()
 def draw_new_head(model: EncoderWithHeads, seed: int) -> None:
-    """Draws the weights of a new head again, unless they were trained or set."""
+    """Draws the weights of a new head again, unless they were trained or set.
+
+    A run calls it with its seed, so that the run does not depend on what the process drew before.
+    """
     state = model.state_dict()
-    if any(not torch.equal(state[name].to(drawn), drawn) for name, drawn in model.drawn.items()):
-        return
-    with torch.random.fork_rng(devices=[]):
+    for name, drawn in model.drawn.items():
+        if not torch.equal(state[name].to(drawn), drawn):
+            return
+    with torch.random.fork_rng(devices=[]):  # the caller's random numbers go on as if nothing had been drawn
         torch.manual_seed(seed)
         head = new_head(model.tasks, model.config).state_dict()
     for name in model.drawn:
@@ -348,6 +403,7 @@ def read_labels(model: EncoderWithHeads, splits: Splits, *, unlabelled: bool) ->
 
 def _set_labels(model: EncoderWithHeads, labels: tuple[str, ...]) -> None:
     """Replaces the assumed labels of a model of one task, and the part of the head that depends on them."""
+    # What a file contained stays, for example the dense layer of a head whose output layer is new.
     before = {name: value for name, value in model.head.state_dict().items() if f"head.{name}" not in model.drawn}
     model.tasks = {"": model.tasks[""].with_settings(labels=tuple(labels))}
     model.head = new_head(model.tasks, model.config).to(model.device)

@@ -6,6 +6,9 @@ baseline is the row with padding tokens instead of all but the special tokens, a
 (pytorch/captum, Bert_SQUAD_Interpret). Contributions add up to the difference between the logits of row and baseline
 (completeness), but for the error of the sum. The number of points of a path is doubled until this error is small.
 
+A row may have several windows, and an explained logit may be a weighted sum of their logits, such as a mean over the
+windows. Each summand is called a term.
+
 Shape legend: N tokens of a batch, T tokens of a window, E width of the word embeddings, B sequences, K terms of logits.
 """
 
@@ -13,7 +16,7 @@ import copy
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -49,7 +52,7 @@ class _Window:
     """A feature that has a part in a logit."""
 
     feature: Feature
-    spans: Sequence[Any]  # a span for each token (``Task.token_spans``)
+    spans: Sequence[Any]  # a span for each token, None for a special token (``Task.token_spans``)
     baseline_ids: Sequence[int]
     terms: Sequence[tuple[int, float]]  # position among the window's logits, and weight
     contributions: Tensor  # [T] float64
@@ -84,7 +87,7 @@ def explained(
 ) -> list[Explanation]:
     """Returns the explanation of each logit.
 
-    Computes with gradients and without autocast, whatever the caller's contexts are.
+    It computes with gradients and without autocast, whatever the caller's contexts are.
 
     Args:
         model, head: The model, which is not changed.
@@ -98,12 +101,17 @@ def explained(
     paths = [_RowPath(logit, features, spans, model.config.pad_token_id) for logit in logits]
     device = model.encoder.embeddings.word.weight.device.type
     with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device, enabled=False):
-        gradients, steps, pending = _InputGradients(model, head), FEWEST_STEPS, paths
-        for path, *ends in zip(paths, gradients.logits(paths, 1.0), gradients.logits(paths, 0.0), strict=True):
-            path.logit, path.baseline_logit = ends
+        gradients = _InputGradients(model, head)
+        logits_of_rows = gradients.logits(paths, 1.0)
+        logits_of_baselines = gradients.logits(paths, 0.0)
+        for path, logit, baseline_logit in zip(paths, logits_of_rows, logits_of_baselines, strict=True):
+            path.logit, path.baseline_logit = logit, baseline_logit
+        # The points of a Gauss-Legendre rule are not among those of the next one, so each attempt starts afresh.
+        pending, steps = paths, FEWEST_STEPS
         while pending and steps <= MOST_STEPS:
             gradients.integrate(pending, steps)
-            pending = [path for path in pending if not path.completeness_error <= TOLERANCE]  # also of nan
+            # "not <=" instead of ">", so that an error of nan counts as too large.
+            pending = [path for path in pending if not path.completeness_error <= TOLERANCE]
             steps *= 2
     finite(torch.tensor([path.completeness_error for path in paths]))
     if pending:
@@ -121,37 +129,43 @@ class _RowPath:
     """The path of one row, and what has been computed of it."""
 
     def __init__(self, logit: ExplainedLogit, features: Sequence[Feature], spans: TokenSpans, baseline: int) -> None:
-        self._logit, self.logit, self.baseline_logit, self.steps = logit, 0.0, 0.0, 0
-        terms: dict[int, list[tuple[int, float]]] = {}
-        for feature, position, weight in logit.terms:
-            terms.setdefault(feature, []).append((position, weight))
-        self.windows = [
-            _Window(
-                feature=features[number],
+        self._logit = logit
+        self.logit, self.baseline_logit, self.steps = 0.0, 0.0, 0
+        terms_of_features: dict[int, list[tuple[int, float]]] = {}
+        for number, position, weight in logit.terms:
+            terms_of_features.setdefault(number, []).append((position, weight))
+        self.windows: list[_Window] = []
+        for number, terms in terms_of_features.items():
+            feature = features[number]
+            baseline_ids: list[int] = []
+            for token, span in zip(feature["input_ids"], spans[number], strict=True):
+                if span is None:  # special tokens have no span, and stay in the baseline
+                    baseline_ids.append(token)
+                else:
+                    baseline_ids.append(baseline)
+            window = _Window(
+                feature=feature,
                 spans=spans[number],
-                baseline_ids=[
-                    token if span is None else baseline
-                    for token, span in zip(features[number]["input_ids"], spans[number], strict=True)
-                ],
-                terms=terms[number],
+                baseline_ids=baseline_ids,
+                terms=terms,
                 contributions=torch.zeros(0),
             )
-            for number in terms
-        ]
+            self.windows.append(window)
 
     @property
     def completeness_error(self) -> float:
+        """The relative difference between the sum of the contributions and that of the logits."""
         difference = self.logit - self.baseline_logit
         total = sum(float(window.contributions.sum()) for window in self.windows)
         return abs(total - difference) / max(abs(difference), _SMALLEST_DIFFERENCE)
 
     def explanation(self) -> Explanation:
-        tokens = [
-            (span, contribution)
-            for window in self.windows
-            for span, contribution in zip(window.spans, window.contributions.tolist(), strict=True)
-            if span is not None
-        ]
+        """Returns what users see, the contributions of words instead of tokens."""
+        tokens: list[tuple[Any, float]] = []
+        for window in self.windows:
+            for span, contribution in zip(window.spans, window.contributions.tolist(), strict=True):
+                if span is not None:
+                    tokens.append((span, contribution))
         return Explanation(
             label=self._logit.label,
             logit=self.logit,
@@ -163,26 +177,34 @@ class _RowPath:
 
 
 class _InputGradients:
-    """A copy of a model's modules with shared weights and gradients of the inputs."""
+    """A copy of a model's modules with shared weights and gradients of the inputs.
+
+    The weights of the copy need no gradients, so that the backward pass computes those of the embeddings alone. The
+    mode and the gradients of the caller's model do not change.
+    """
 
     def __init__(self, model: PretrainedModule, head: Head) -> None:
         modules = {"encoder": model.encoder, "head": head}
-        weights = [parameter for module in modules.values() for parameter in module.parameters()]
-        # Weights that were made in inference mode cannot take part in a backward pass.
-        usable = [weight.clone() if weight.is_inference() else weight for weight in weights]
-        memo = {
-            id(weight): nn.Parameter(tensor.detach(), requires_grad=False)
-            for weight, tensor in zip(weights, usable, strict=True)
-        }
+        # ``deepcopy`` takes a parameter that is in ``memo`` instead of copying it, so no memory is used for weights.
+        memo: dict[int, Any] = {}
+        for module in modules.values():
+            for weight in module.parameters():
+                usable: Tensor = weight
+                if weight.is_inference():  # such weights cannot take part in a backward pass
+                    usable = weight.clone()
+                memo[id(weight)] = nn.Parameter(usable.detach(), requires_grad=False)
         copied: dict[str, Any] = copy.deepcopy(modules, memo)
         self._stack, self._head = copied["encoder"].eval(), copied["head"].eval()
         self._table: Tensor = self._stack.embeddings.word.weight  # [V, E]
-        self._position_offset, self._pad_groups = model.config.position_offset, self._table.device.type != "cpu"
+        self._position_offset = model.config.position_offset
+        self._pad_groups = self._table.device.type != "cpu"
 
     def logits(self, paths: Sequence[_RowPath], share: float) -> list[float]:
         """Returns the explained logits at one point, from 0 (the baseline) to 1 (the row)."""
         sums = [0.0] * len(paths)
-        items = [(number, window) for number, path in enumerate(paths) for window in path.windows]
+        items: list[tuple[int, _Window]] = []
+        for number, path in enumerate(paths):
+            items += [(number, window) for window in path.windows]
         with torch.no_grad():
             for numbers, windows in self._batches(items):
                 point, _, packed = self._points(windows, [share] * len(windows))
@@ -192,26 +214,31 @@ class _InputGradients:
         return sums
 
     def integrate(self, paths: Sequence[_RowPath], steps: int) -> None:
-        """Sets the contributions of rows by the Gauss-Legendre formula."""
+        """Sets the contributions of rows by the Gauss-Legendre formula.
+
+        The formula with n points is exact for polynomials up to degree 2n - 1, so it needs fewer points than a sum over
+        equal steps.
+        """
         nodes, weights = np.polynomial.legendre.leggauss(steps)
+        # numpy's nodes are for the interval from -1 to 1, and the path goes from 0 to 1.
+        shares = [(float(node + 1) / 2, float(weight) / 2) for node, weight in zip(nodes, weights, strict=True)]
+        points: list[tuple[tuple[float, float], _Window]] = []
         for path in paths:
             path.steps = steps
             for window in path.windows:
                 window.contributions = torch.zeros(len(window.baseline_ids), dtype=torch.float64)
-        points = [
-            ((float(node + 1) / 2, float(weight) / 2), window)
-            for path in paths
-            for window in path.windows
-            for node, weight in zip(nodes, weights, strict=True)
-        ]
+                points += [(share, window) for share in shares]
         for keys, windows in self._batches(points):
             point, change, packed = self._points(windows, [share for share, _ in keys])
             point.requires_grad_()
             terms, _ = self._terms(point, packed, windows)
+            # One backward pass for all windows: a term depends on the tokens of its own window only, so the gradient of
+            # the sum is the gradient of each.
             (slope,) = torch.autograd.grad(terms.sum(), point)
-            parts = torch.split((slope * change).sum(1).double().cpu(), list(packed.layout.lengths))  # of [N]
-            for (_, weight), window, shares in zip(keys, windows, parts, strict=True):
-                window.contributions.add_(shares, alpha=weight)
+            contributions = (slope * change).sum(1).double().cpu()  # [N]
+            parts = torch.split(contributions, list(packed.layout.lengths))
+            for (_, weight), window, part in zip(keys, windows, parts, strict=True):
+                window.contributions.add_(part, alpha=weight)
 
     def _batches(self, items: Sequence[tuple[Any, _Window]]) -> Iterator[tuple[tuple[Any, ...], tuple[_Window, ...]]]:
         """Returns batches of ascending length, so that rows are in the order of sequences."""
@@ -221,7 +248,7 @@ class _InputGradients:
             yield keys, windows
 
     def _points(self, windows: Sequence[_Window], shares: Sequence[float]) -> tuple[Tensor, Tensor, PackedBatch]:
-        """Returns embeddings ``[N, E]``, row minus baseline ``[N, E]``, and the batch."""
+        """Returns points of the paths ``[N, E]``, row minus baseline ``[N, E]``, and the batch."""
         packed = pack(
             [window.feature["input_ids"] for window in windows],
             [window.feature["token_type_ids"] for window in windows],
@@ -229,7 +256,7 @@ class _InputGradients:
             gather_positions=[window.feature.get("gather_positions") for window in windows],
             pad_groups=self._pad_groups,
         ).to(self._table.device)
-        ids = [token for window in windows for token in window.baseline_ids]
+        ids = list(chain.from_iterable(window.baseline_ids for window in windows))
         baseline = F.embedding(torch.tensor(ids, device=self._table.device), self._table)
         change = F.embedding(packed.input_ids, self._table) - baseline
         lengths = torch.tensor(packed.layout.lengths)
@@ -243,12 +270,15 @@ class _InputGradients:
         hidden = self._stack.run_layers(embedded, packed.position_ids, packed.layout, selection=selection, depth=depth)
         logits: Tensor = self._head(hidden, packed.layout, self._table)
         counts = packed.layout.gather_counts if self._head.per_token else (1,) * len(windows)
-        firsts = accumulate((count * logits.shape[-1] for count in counts), initial=0)
-        terms = [
-            (owner, first + position, weight)
-            for owner, (window, first) in enumerate(zip(windows, firsts, strict=False))
-            for position, weight in window.terms
-        ]
-        positions = torch.tensor([position for _, position, _ in terms], device=logits.device)
-        weights = torch.tensor([weight for _, _, weight in terms], dtype=logits.dtype, device=logits.device)
-        return logits.flatten().index_select(0, positions) * weights, [owner for owner, _, _ in terms]
+        owners: list[int] = []
+        positions: list[int] = []
+        weights: list[float] = []
+        first = 0  # where the logits of a window begin among the flattened logits of the batch
+        for owner, (window, count) in enumerate(zip(windows, counts, strict=True)):
+            for position, weight in window.terms:
+                owners.append(owner)
+                positions.append(first + position)
+                weights.append(weight)
+            first += count * logits.shape[-1]
+        selected = logits.flatten().index_select(0, torch.tensor(positions, device=logits.device))
+        return selected * torch.tensor(weights, dtype=logits.dtype, device=logits.device), owners

@@ -1,5 +1,9 @@
 """A graph that onnxruntime runs, and an exported folder as a model that predicts.
 
+The graph takes padded rectangles, as all users of ONNX expect it, and the models of this package packed batches.
+``GraphModel`` translates between the two. The classes of exported models have the methods of ``TaskModel`` and
+``MultiTaskModel``, so that prediction and evaluation need not know of them.
+
 Shape legend: N tokens, B sequences, T padded length, L labels, R rows that a head reads.
 """
 
@@ -54,13 +58,18 @@ _FIXED = frozenset({"crf", "labels", "pooling", "problem_type"})
 
 
 def names_other_file(content: bytes) -> bool:
-    """Returns True if an ONNX file has the key "location" of values in another file."""
+    """Returns True if an ONNX file has the key "location" of values in another file.
+
+    The search in the bytes needs no parser, and finds every such key because protobuf stores texts as they are.
+    """
     return b"location" in content
 
 
 def input_names(config: EncoderConfig) -> tuple[str, ...]:
     """Returns transformers' names, ``token_type_ids`` only for several segments."""
-    return INPUTS if config.type_vocab_size > 1 else INPUTS[:2]
+    if config.type_vocab_size > 1:
+        return INPUTS
+    return INPUTS[:2]
 
 
 def output_names(model: AnyModel) -> tuple[str, ...]:
@@ -72,19 +81,29 @@ def output_names(model: AnyModel) -> tuple[str, ...]:
 
 
 def _outputs_of(task: Task) -> tuple[str, ...]:
+    """Returns transformers' names of the outputs of the head of a task."""
     if isinstance(task, Embedding):
         return ("last_hidden_state",)
-    return ("start_logits", "end_logits") if task.head_kind == "span" else ("logits",)
+    if task.head_kind == "span":
+        return ("start_logits", "end_logits")
+    return ("logits",)
 
 
 def outputs_by_head(names: Iterable[str]) -> list[list[str]]:
-    """Returns the outputs of a graph, grouped by the tasks in their names."""
+    """Returns the outputs of a graph, grouped by the tasks in their names, such as ``intent.logits``."""
     return [list(group) for _, group in groupby(names, key=lambda name: name.rpartition(".")[0])]
 
 
 @dataclass(frozen=True, kw_only=True)
 class GraphModel:
-    """A graph in onnxruntime that takes a model's packed batches."""
+    """A graph in onnxruntime that takes a model's packed batches.
+
+    Attributes:
+        session: The session of onnxruntime, which holds the weights.
+        outputs: The names of the graph's outputs, in order.
+        heads: The heads of the model by the names of their tasks. Their weights are in the graph.
+        pad_token_id: The id that fills rectangles.
+    """
 
     session: "onnxruntime.InferenceSession"
     outputs: tuple[str, ...]
@@ -127,7 +146,11 @@ class GraphModel:
         return cls(session=session, outputs=outputs, heads=heads, pad_token_id=padding)
 
     def __call__(self, batch: PackedBatch) -> Any:
-        """Returns logits ``[B, L]``, or ``[R, L]`` for the tokens that the head reads."""
+        """Returns logits ``[B, L]``, or ``[R, L]`` for the tokens that the head reads.
+
+        Sequences are run in rectangles, in the order of their rows in the batch. The logits are then put into the order
+        that the head gives its output: that of the caller's sequences, or of the tokens in ``gather_positions``.
+        """
         device, layout = batch.input_ids.device, batch.layout
         batch = batch.to(torch.device("cpu"))
         heads = list(self.heads.values())
@@ -143,12 +166,12 @@ class GraphModel:
                     logits = logits.index_select(0, positions[first:end] - row)
                 chunk.append(logits)
             row = rows.stop
-        places = [
-            order.argsort() if head.per_token else batch.layout.sequence_of_row.index_select(0, read)
-            for head, read, (_, order) in zip(heads, reads, ordered, strict=True)
-        ]
-        pairs = zip(chunks, places, strict=True)
-        return self.output([torch.cat(chunk).index_select(0, index).to(device) for chunk, index in pairs], layout)
+        logits_of_heads: list[Tensor] = []
+        for head, read, (_, order), chunk in zip(heads, reads, ordered, chunks, strict=True):
+            # ``argsort`` of a permutation is its inverse, here of the one that has sorted the rows.
+            places = order.argsort() if head.per_token else batch.layout.sequence_of_row.index_select(0, read)
+            logits_of_heads.append(torch.cat(chunk).index_select(0, places).to(device))
+        return self.output(logits_of_heads, layout)
 
     def output(self, logits: Sequence[Tensor], layout: Packed) -> Any:
         """Returns the output of the model's head for the logits of each of ``heads``."""
@@ -158,14 +181,20 @@ class GraphModel:
         return SharedOutput(logits=results, batches=layout.heads)
 
     def rectangle_logits(self, input_ids: Tensor, token_type_ids: Tensor, lengths: Tensor) -> list[Tensor]:
-        """Pads sequences and runs them in one call, ``[N] -> [N, L]`` or ``[B, L]``.
+        """Pads sequences and runs them in one call.
 
-        Returns the logits of each of ``heads``.
+        Args:
+            input_ids, token_type_ids: ``[N]`` the tokens of all sequences behind one another.
+            lengths: ``[B]`` the number of tokens of each sequence.
+
+        Returns:
+            The logits of each of ``heads``, ``[N, L]`` for a head with logits for each token, and else ``[B, L]``.
 
         Raises:
             CheckpointError: The graph cannot be run, or its logits have another shape.
         """
         mask = torch.arange(int(lengths.max())) < lengths[:, None]  # [B, T]
+        # The true places of the mask, row by row, are the tokens in their order.
         padded = torch.full(mask.shape, self.pad_token_id).masked_scatter_(mask, input_ids)
         segments = torch.zeros_like(padded).masked_scatter_(mask, token_type_ids)
         feed = dict(zip(INPUTS, (padded.numpy(), mask.long().numpy(), segments.numpy()), strict=True))
@@ -176,33 +205,45 @@ class GraphModel:
         logits_of_heads = []
         for head, names in zip(self.heads.values(), outputs_by_head(self.outputs), strict=True):
             outputs = [results[name] for name in names]
-            per_token, labels = head.per_token, head.num_logits
-            shape = (*(mask.shape if per_token else mask.shape[:1]), *((labels,) if len(outputs) == 1 else ()))
+            shape = tuple(mask.shape) if head.per_token else (len(lengths),)
+            if len(outputs) == 1:  # the logits of spans are two outputs without a dimension of labels
+                shape = (*shape, head.num_logits)
             if any(output.shape != shape for output in outputs):
                 raise CheckpointError(f"the graph returns logits of shape {tuple(outputs[0].shape)}, expected {shape}")
-            logits = outputs[0] if len(outputs) == 1 else torch.stack(outputs, dim=-1)  # [B, L] or [B, T, L]
-            logits_of_heads.append(logits[mask] if per_token else logits)
+            logits = outputs[0]  # [B, L] or [B, T, L]
+            if len(outputs) > 1:
+                logits = torch.stack(outputs, dim=-1)
+            if head.per_token:
+                logits = logits[mask]  # [N, L]
+            logits_of_heads.append(logits)
         return logits_of_heads
 
 
 def _rows_read(heads: Sequence[Head], layout: Packed) -> list[Tensor]:
-    """Returns the rows that each head reads, or the first rows of its sequences."""
+    """Returns the rows of the batch that each head reads, or the first rows of its sequences."""
     if not isinstance(layout, SharedLayout):
-        return [layout.gather_positions if head.per_token else layout.first_rows for head in heads]
-    reads = [
-        of_head.layout.gather_positions if head.per_token else of_head.layout.first_rows
-        for head, of_head in zip(heads, layout.heads, strict=True)
-    ]
-    return [of_head.rows.index_select(0, read) for of_head, read in zip(layout.heads, reads, strict=True)]
+        return [_rows_of_head(head, layout) for head in heads]
+    reads: list[Tensor] = []
+    for head, of_head in zip(heads, layout.heads, strict=True):
+        reads.append(of_head.rows.index_select(0, _rows_of_head(head, of_head.layout)))
+    return reads
+
+
+def _rows_of_head(head: Head, layout: Packed) -> Tensor:
+    """Returns the rows of a layout that a head with this layout reads."""
+    if head.per_token:
+        return layout.gather_positions
+    return layout.first_rows
 
 
 def rectangles(row_lengths: Tensor) -> Iterator[Tensor]:
     """Returns the lengths of sequences to pad together, at most an eighth of padding.
 
-    They are in row order. The output of a layer stays in the processor's cache.
+    They are in row order. A rectangle is so small that the output of a layer stays in the processor's cache.
     """
     groups, _ = group_rows(row_lengths)
-    for group, lengths in zip(groups, torch.split(row_lengths, [group.sequences for group in groups]), strict=True):
+    lengths_of_groups = torch.split(row_lengths, [group.sequences for group in groups])
+    for group, lengths in zip(groups, lengths_of_groups, strict=True):
         yield from torch.split(lengths, max(1, RECTANGLE_TOKENS // group.length))
 
 
@@ -257,8 +298,15 @@ class _Exported(EncoderWithHeads):
         """Checks that the graph belongs to the tasks, and loads the values that are outside the graph."""
         path, nodes = folder.path, {node.name: node for node in self.graph.session.get_outputs()}
         for head, names in zip(self.graph.heads.values(), outputs_by_head(self.graph.outputs), strict=True):
-            count = (None, *nodes[names[0]].shape)[-1] if len(names) == 1 else len(names)
-            count, expected = count if isinstance(count, int) else None, head.num_logits
+            expected = head.num_logits
+            count: int | None = None
+            if len(names) > 1:  # one output for each logit, the start and the end of a span
+                count = len(names)
+            else:
+                shape = nodes[names[0]].shape
+                # A free dimension of a graph has a name instead of a number.
+                if shape and isinstance(shape[-1], int):
+                    count = shape[-1]
             if count != expected:
                 raise CheckpointError(
                     f"{path}: the graph returns {count} logits, but config.json states {expected} labels"
@@ -266,7 +314,10 @@ class _Exported(EncoderWithHeads):
         shapes = {f"head.{name}": tensor.shape for name, tensor in self.head.outside_graph.items()}
         if shapes:
             tensors = read_head_tensors(path)
-            if tensors is None or {name: tensors[name].shape for name in shapes if name in tensors} != shapes:
+            stored_shapes: dict[str, torch.Size] = {}
+            if tensors is not None:
+                stored_shapes = {name: tensors[name].shape for name in shapes if name in tensors}
+            if tensors is None or stored_shapes != shapes:
                 raise CheckpointError(f"{path}: task_head.safetensors is missing or does not belong to the stored task")
             checked = checked_tensors({name: tensors[name] for name in shapes}, dict.fromkeys(shapes, torch.float32))
             self.load_state_dict(checked, strict=False)
@@ -275,16 +326,18 @@ class _Exported(EncoderWithHeads):
     def device(self) -> torch.device:
         """The device of the head, which is the CPU for a head without parameters (a decoder that is the table)."""
         parameter = next(self.parameters(), None)
-        return torch.device("cpu") if parameter is None else parameter.device
+        if parameter is None:
+            return torch.device("cpu")
+        return parameter.device
 
     def forward(self, input_ids: Tensor | PackedBatch, *_: Any, **__: Any) -> Any:
-        if not isinstance(input_ids, PackedBatch):
+        if not isinstance(input_ids, PackedBatch):  # a caller with padded tensors can use the graph itself
             raise UsageError(f"it accepts packed batches, not padded tensors, because {self.no_weights_reason}")
         return self.graph(input_ids)
 
     def train(self, mode: bool = True) -> Self:
         if mode:
-            check_parameters(self)
+            check_parameters(self)  # raises, because there is nothing to train
         return super().train(mode)
 
 
@@ -292,9 +345,9 @@ class ExportedModel(_Exported, TaskModel[PredictionT]):
     """An exported model of one task."""
 
     def __init__(self, hf_config: Mapping[str, Any], task: Task[PredictionT], *, graph: bytes) -> None:
-        with torch.device("meta"):
+        with torch.device("meta"):  # the weights are in the graph
             super().__init__(hf_config, task)
-        replace_heads(self)
+        replace_heads(self)  # what a head does besides its products needs tensors with numbers
         _replace_encoder(self, graph)
 
     @classmethod
@@ -389,8 +442,10 @@ def _opened(model: ExportedT, folder: CheckpointFolder, name: str | Path, revisi
 
 
 def _replace_encoder(model: ExportedModel[Any] | ExportedMultiTaskModel, graph: bytes) -> None:
-    """Replaces the encoder of a model by a graph. Unread values of the heads are the same in each copy."""
+    """Replaces the encoder of a model by a graph."""
     del model.encoder
+    # The graph computes the products of the heads, so these weights are never read. Without zeros they would differ
+    # from one opened model to the next.
     for parameter in model.head.parameters():
         parameter.detach().zero_()
     model.graph = GraphModel.of(model, graph)
@@ -399,7 +454,10 @@ def _replace_encoder(model: ExportedModel[Any] | ExportedMultiTaskModel, graph: 
 
 
 def _checked_graph(path: Path) -> bytes:
-    """Returns the content of the graph's file, after a check of digest and tensors."""
+    """Returns the content of the graph's file, after a check of digest and tensors.
+
+    The content is passed to onnxruntime as bytes, so that what was checked is what runs.
+    """
     record = read_json(checked_file(path, RECORD), max_bytes=_MAX_RECORD_BYTES)
     name = next((file for form, file in GRAPHS.items() if form == record.get("to")), None)
     if name is None:

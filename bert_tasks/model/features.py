@@ -25,7 +25,11 @@ FEATURE_ROWS = 1000  # rows per call of ``Task.features``
 def vocabulary_name(model: AnyModel) -> str:
     """Returns the name of a vocabulary, which is the model's or the tokenizer's."""
     tokenizer = str(model.require_tokenizer().name_or_path)
-    return model.origin.name if model.origin is not None else tokenizer if tokenizer else "the tokenizer"
+    if model.origin is not None:
+        return model.origin.name
+    if tokenizer:
+        return tokenizer
+    return "the tokenizer"
 
 
 def unknown_tokens(samples: Samples, model: AnyModel) -> UnknownTokens:
@@ -39,9 +43,14 @@ def input_notes(samples: Samples, model: AnyModel, *, rows: int) -> tuple[str, .
 
 
 def cut_notes(samples: Samples, model: AnyModel, *, rows: int) -> tuple[str, ...]:
-    """Returns messages about truncated input. Rows of several tasks are cut alike for all of them."""
+    """Returns messages about truncated input.
+
+    Tasks that read the same texts may give the same message, which is returned once.
+    """
     cuts = Truncation.of(samples.features, rows=rows)
-    notes = [note for task in model.tasks.values() for note in task.cut_notes(cuts)]
+    notes: list[str] = []
+    for task in model.tasks.values():
+        notes += task.cut_notes(cuts)
     return tuple(dict.fromkeys(notes))
 
 
@@ -56,8 +65,10 @@ def tokenized(table: Rows, model: AnyModel) -> Samples:
     """
     needs_document = any(task.needs_document for task in model.tasks.values())
     if table.part is not None and not needs_document:
+        # The parts of folds and learning curves differ, but the whole table is tokenized once for all of them.
         whole, rows = table.part
         return tokenized(whole, model).of_rows(rows)
+    # All that decides the features. A change of any of it, also of the code, makes the cache compute them again.
     about_tasks = []
     for name, task in model.tasks.items():
         code = [_code_of(part) for part in (type(task), type(task.output))]
@@ -68,14 +79,16 @@ def tokenized(table: Rows, model: AnyModel) -> Samples:
         "version": version("bert-tasks"),
         **{name: installed_version(name) for name in feature_libraries(model)},
     }
+    batch_size = None if needs_document else FEATURE_ROWS  # None for the whole table, so that no document is cut
     features = cached_features(
         table,
         features=partial(features_of, model),
         tokenizer=model.require_tokenizer(),
         key=key,
-        batch_size=None if needs_document else FEATURE_ROWS,
+        batch_size=batch_size,
     )
     samples = Samples.of(features, _sample_unit(model), count=len(table))
+    # A task of a user may make longer windows than ``max_length``, for which there are no position embeddings.
     longest = int(samples.tokens.max(initial=0))
     if longest > model.config.usable_length:
         raise DataError(
@@ -86,13 +99,16 @@ def tokenized(table: Rows, model: AnyModel) -> Samples:
 
 def feature_libraries(model: AnyModel) -> tuple[str, ...]:
     """Returns the libraries on whose versions the features depend."""
-    return tuple(library for task in model.tasks.values() for library in task.libraries)
+    libraries: list[str] = []
+    for task in model.tasks.values():
+        libraries += task.libraries
+    return tuple(libraries)
 
 
 def _code_of(part: type) -> dict[str, str]:
     """Returns each class of the package or of a user that makes up a task or an output, with the digest of its file."""
     digests = {}
-    for base in part.__mro__:
+    for base in part.__mro__:  # a method that decides the features may be inherited
         if issubclass(base, Settings) and base is not Settings:
             digests[f"{base.__module__}:{base.__qualname__}"] = sha256_file(Path(inspect.getfile(base)))
     return digests
@@ -100,8 +116,10 @@ def _code_of(part: type) -> dict[str, str]:
 
 def _sample_unit(model: AnyModel) -> SampleUnit:
     """Returns what a sample is. Several tasks share all windows of a row."""
-    tasks = list(model.tasks.values())
-    return tasks[0].sample if len(tasks) == 1 else "row"
+    only, *others = model.tasks.values()
+    if others:
+        return "row"
+    return only.sample
 
 
 def training_samples(table: Rows, model: AnyModel) -> Samples:

@@ -15,15 +15,18 @@ MEAN_PRIMARY_METRIC = "mean_primary_metric"  # of several tasks
 
 
 def primary_metric(tasks: Mapping[str, Task]) -> str:
-    """Returns the metric that picks the best model, of several tasks the mean of their primary metrics."""
-    return tasks[""].output.primary_metric if "" in tasks else MEAN_PRIMARY_METRIC
+    """Returns the metric that selects the best model, of several tasks the mean of their primary metrics."""
+    if "" in tasks:
+        return tasks[""].output.primary_metric
+    return MEAN_PRIMARY_METRIC
 
 
 def joined_metrics(metrics: Mapping[str, Mapping[str, float]], tasks: Mapping[str, Task]) -> dict[str, float]:
     """Returns the metrics of all heads that have labelled rows, with the mean of their primary metrics."""
     if "" in tasks:
         return dict(metrics[""])
-    primary, before = [], []  # before: thresholds of some tasks were tuned
+    primary: list[float] = []
+    before: list[float] = []  # before the thresholds of some tasks were tuned
     for name, of_head in metrics.items():
         metric = tasks[name].output.primary_metric
         primary.append(of_head[metric])
@@ -40,7 +43,10 @@ def curves(tasks: Mapping[str, Task]) -> list[str]:
     """Returns the metrics that a report draws as learning curves, of several tasks the primary metrics."""
     if "" in tasks:
         return list(tasks[""].output.curves)
-    return [MEAN_PRIMARY_METRIC, *(head_key(name, task.output.primary_metric) for name, task in tasks.items())]
+    names = [MEAN_PRIMARY_METRIC]
+    for name, task in tasks.items():
+        names.append(head_key(name, task.output.primary_metric))
+    return names
 
 
 def metric_table(tasks: Mapping[str, Task], metrics: Mapping[str, float]) -> MetricTable:
@@ -49,6 +55,7 @@ def metric_table(tasks: Mapping[str, Task], metrics: Mapping[str, float]) -> Met
         return tasks[""].output.metric_table(metrics)
     starts = {name: head_key(name, "") for name in tasks}
     overall = {key: value for key, value in metrics.items() if not key.startswith(tuple(starts.values()))}
+    # An output chooses the metrics that people see by their names, which have no prefix there.
     for name, task in tasks.items():
         start = starts[name]
         of_head = {key.removeprefix(start): value for key, value in metrics.items() if key.startswith(start)}

@@ -1,4 +1,7 @@
-"""The arguments of transformers' `TrainingArguments` and `Trainer`, and our keys."""
+"""The arguments of transformers' `TrainingArguments` and `Trainer`, and the keys of this package for the same thing.
+
+People who come from transformers type its names, so messages about an unknown key say what the key is called here.
+"""
 
 import re
 from collections.abc import Collection, Mapping
@@ -53,12 +56,18 @@ def hf_hint(name: str, keys: Collection[str], sections: Mapping[str, Collection[
     With ``sections``, the sections of a recipe and their keys, the hint is ``section.key``.
     """
     ours = HF_ARGUMENTS.get(name, "")
-    key = re.split(r"\W", ours.removeprefix("the setting "))[0]
-    home = next((f"{section}.{key}" for section, known_keys in sections.items() if key in known_keys), None)
+    if ours == "":
+        return nearest_or_all(name, keys)
     if ours[:1].isupper():
         return f". {ours}"
-    is_setting = ours.startswith("the setting ") and not sections
-    if ours == "" or (home is None and not is_setting and (sections or key not in keys)):
+    is_setting = ours.startswith("the setting ")
+    key = re.split(r"\W", ours.removeprefix("the setting "))[0]  # without its explanation
+    for section, known_keys in sections.items():
+        if key in known_keys:
+            explanation = "" if is_setting else ours.removeprefix(key)
+            return f". Use {section}.{key}{explanation}"
+    if sections:
         return nearest_or_all(name, keys)
-    details = "" if ours.startswith("the setting ") else ours.removeprefix(key)
-    return f". Use {ours if home is None else home + details}"
+    if is_setting or key in keys:
+        return f". Use {ours}"
+    return nearest_or_all(name, keys)

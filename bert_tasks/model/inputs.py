@@ -1,4 +1,8 @@
-"""The trained model and the rows of evaluation, prediction, serving and export."""
+"""The trained model and the rows of evaluation, prediction, serving and export.
+
+The module owns what these have in common: which class opens a name, that its head must be complete, and how a file is
+read, for which the model's training file gives the defaults.
+"""
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -51,8 +55,9 @@ def open_model(
         if folder.task == SEVERAL:
             if options:
                 raise choose_one(stored_heads(folder))
-            several = ExportedMultiTaskModel if is_exported(name) else MultiTaskModel
-            return several.from_pretrained(name, revision=revision)
+            if is_exported(name):
+                return ExportedMultiTaskModel.from_pretrained(name, revision=revision)
+            return MultiTaskModel.from_pretrained(name, revision=revision)
     if adapter is None and is_exported(name):
         return load_exported(ExportedModel, name, task=task, revision=revision, options=options)
     how: dict[str, Any] = {"revision": revision, "options": options, "served_as": served_as, "adapter": adapter}
@@ -86,16 +91,19 @@ def load_trained(
             )
         return model
     check_path(model, CheckpointError)
+    options = {} if settings is None else settings
     trained = open_model(
         model,
         task=task,
         revision=revision,
         adapter=adapter,
-        options={} if settings is None else settings,
+        options=options,
+        # Asked only if config.json does not name the task, because it reads the columns of the data.
         served_as=lambda task: _task_of_columns(task, data, reading),
     )
+    opened = model if adapter is None else adapter
     for of_head in trained.heads.values():
-        check_trained(model if adapter is None else adapter, of_head.task, of_head.load_report)
+        check_trained(opened, of_head.task, of_head.load_report)
     return trained
 
 
@@ -120,23 +128,27 @@ def trained_tasks(
 
 
 def _task_of_columns(default: type[Task], data: Data | None, reading: ReadOptions) -> type[Task]:
-    """Returns the task with ``default``'s head that reads most of the columns."""
+    """Returns the task with ``default``'s head that reads most of the columns.
+
+    A classifier of transformers does not say whether it reads one text or a pair. The data do, if they have the columns
+    of a pair.
+    """
     present: set[str] = set()
     if isinstance(data, str | Path) and data != "-":
         present = set(column_names(Path(data), reading))
     elif data is not None and data != "-":
         rows: Any = data if isinstance(data, Rows) else given_rows(data)
         first: Any = next(iter(rows), {})
-        present = set(first) if isinstance(first, Mapping) else set()
+        if isinstance(first, Mapping):  # and not a text or a tuple of texts
+            present = set(first)
     tasks = tasks_with_head(default.outputs[0].head_kind)
     needs = {task: {column.name for column in task.of().columns if column.required} for task in tasks}
-    fitting = (
-        task
-        for task, needed in needs.items()
-        if needed > needs[default]
-        and all(names_column(reading, name) or name in present for name in needed - needs[default])
-    )
-    return next(fitting, default)
+    for task, needed in needs.items():
+        further = needed - needs[default]
+        reads_more = needed > needs[default]  # a proper superset
+        if reads_more and all(names_column(reading, name) or name in present for name in further):
+            return task
+    return default
 
 
 def in_memory(data: Iterable[Row | str | tuple[str, ...]] | Frame, columns: Columns, source: str = "rows") -> list[Row]:
@@ -148,12 +160,17 @@ def in_memory(data: Iterable[Row | str | tuple[str, ...]] | Frame, columns: Colu
 def input_names(
     reading: ReadOptions, names: Mapping[str, str], columns: Columns, present: Collection[str]
 ) -> Mapping[str, str]:
-    """Returns the columns -> their names in data. See ``with_names``. Several tasks know the names."""
+    """Returns the columns -> their names in data. See ``with_names``.
+
+    For several tasks the result is empty, because the columns of each task have their names in the data already.
+    """
     if isinstance(columns, Mapping):
         return {}
     renames = with_names(reading, names, columns, present).columns
+    if renames is None:
+        return {}
     task_names = [column.name for column in columns]
-    return {task: name for task, name in ({} if renames is None else renames).items() if task in task_names}
+    return {task: name for task, name in renames.items() if task in task_names}
 
 
 def reading_for_labels(model: AnyModel, data: Data, reading: ReadOptions) -> ReadOptions:
@@ -174,6 +191,7 @@ def reading_for_prediction(model: AnyModel, data: Data, reading: ReadOptions) ->
 
 
 def _with_trained(trained: TrainedReading, data: Data, reading: ReadOptions) -> ReadOptions:
+    """Returns the options for a file as its model's training file was read, unless the caller sets them."""
     if not isinstance(data, str | Path):
         return reading
     stored = trained.missing_options(reading, Path(data))
@@ -185,7 +203,7 @@ def _with_trained(trained: TrainedReading, data: Data, reading: ReadOptions) -> 
             f"{data}: the model's training file had the format {format!r}, which is not registered here. Register it, "
             f"or pass {argument('format', 'csv')} or another format"
         )
-    if is_main_process():
+    if is_main_process():  # one warning, not one for each process
         listed = ", ".join(f"{name} = {value!r}" for name, value in stored.items())
         _log.warning("%s: read as the training file was, with %s. Options that you pass take precedence", data, listed)
     return replace(reading, **stored)
@@ -218,24 +236,25 @@ def load_table(
     Raises:
         DataError: Rows are bad. The message lists them.
     """
-    if isinstance(data, Rows):
+    if isinstance(data, Rows):  # which were checked when they were made
         return data
     if reading is not None and reading.columns and isinstance(columns, Mapping):
         raise choose_one(columns)  # the names of columns belong to a task
     options = ReadOptions() if reading is None else reading
-    read_columns = columns
+    read_columns = columns  # without labels if they are not read
     if labels == "unread":
         read_columns = without_labels(columns)
         options = replace(options, columns=_input_names(options.columns, columns))
     how: dict[str, Any] = {"require_labels": labels == "required", "labels": known_labels, "skip_errors": skip_errors}
     if not isinstance(data, str | Path):
+        # A name that the caller states takes precedence over that of the training data.
         stated = {} if options.columns is None else options.columns
         others = {task: other for task, other in names.items() if task not in stated}
         return read(data, read_columns, options, others=others, name=name, **how)
-    files = matching_files(data)
+    files = matching_files(data)  # several for a pattern such as "part-*.csv"
     tables = []
     for file in files:
-        shown = None if name == "rows" or len(files) > 1 else name
+        shown = None if name == "rows" or len(files) > 1 else name  # None for the name of the file
         of_file = options_for_file(options, file, names, read_columns)
         tables.append(read(file, read_columns, of_file, passthrough=passthrough, name=shown, **how))
     return Rows.joined(tables)

@@ -1,6 +1,10 @@
 """From the name of a model to a model: its folder, its task, its weights, its labels and its tokenizer.
 
-Models are made on the device "meta", where tensors have shapes and no numbers, and get the tensors of the folder.
+Models are made on the device "meta", where tensors have shapes and no numbers, and get the tensors of the folder. So no
+weight is drawn that a file replaces anyway, and no memory is used twice. Only heads are made with numbers, because a
+part of a head may be new.
+
+Shape legend: L labels.
 """
 
 import logging
@@ -75,6 +79,10 @@ def load_one_task(
         name, task, revision, adapter: See ``TaskModel.from_pretrained``.
         options: All fields of the task that the caller sets.
         served_as: See ``folder_task``.
+
+    Raises:
+        CheckpointError: The folder cannot be used. Its subclass NoHeadError says that it has no head of a known task.
+        UsageError: A task or setting is unknown.
     """
     folder = open_checkpoint(name, revision=revision, task=task, adapter=adapter)
     try:
@@ -82,7 +90,7 @@ def load_one_task(
         classes = first_column(built.columns, ClassKind)
         needs_labels = classes is not None and built.output.has_labels and not built.output.labels
         has_assumed_labels = needs_labels and not isinstance(task, Task)
-        if has_assumed_labels:
+        if has_assumed_labels:  # so that there is a model, whose head fits two classes until ``fit`` knows the labels
             built = built.with_settings(labels=_ASSUMED)
         with torch.device("meta"):
             model = make(folder.hf_config, built)
@@ -92,7 +100,8 @@ def load_one_task(
             raise
         raise CheckpointError(f"{adapter} does not fit the base {name}. {error}") from None
     model.has_assumed_labels = has_assumed_labels
-    describe(model, folder, origin(name if adapter is None else adapter, folder.path, revision=revision))
+    opened = name if adapter is None else adapter
+    describe(model, folder, origin(opened, folder.path, revision=revision))
     return model.eval()
 
 
@@ -115,16 +124,21 @@ def load_weights(model: EncoderWithHeads, folder: CheckpointFolder, *, head_may_
     """Loads the weights of a folder into a model on the device "meta"."""
     matched = match_folder(model, folder, head_may_be_new=head_may_be_new)
     replace_heads(model)  # with the initial weights that the constructors give them
-    for is_head in (False, True):  # copied to the head, whose parameters may be tied
-        tensors = {key: value for key, value in matched.tensors.items() if key.startswith("head.") == is_head}
-        model.load_state_dict(tensors, strict=False, assign=not is_head)
+    of_encoder: dict[str, Tensor] = {}
+    of_head: dict[str, Tensor] = {}
+    for key, value in matched.tensors.items():
+        part = of_head if key.startswith("head.") else of_encoder
+        part[key] = value
+    model.load_state_dict(of_encoder, strict=False, assign=True)
+    # The numbers are copied into the head, because ``assign`` would untie parameters that share a tensor.
+    model.load_state_dict(of_head, strict=False)
     state = model.state_dict()
     model.drawn = {name: value.clone() for name, value in state.items() if name not in matched.tensors}
     model.load_report = matched.report
 
 
 def replace_heads(model: EncoderWithHeads) -> None:
-    """Gives a model heads with the initial weights of their constructors."""
+    """Gives a model heads with the initial weights of their constructors, instead of heads on the device "meta"."""
     tasks = model.tasks
     for name, of_head in model.heads.items():
         of_head.head = tasks[name].head(model.config)
@@ -142,6 +156,7 @@ def describe(model: EncoderWithHeads, folder: CheckpointFolder, origin: Origin) 
 def restore(model: EncoderWithHeads, folder: str | Path) -> None:
     """Loads all weights of a model from a folder. Raises CheckpointError if they do not fit."""
     check_parameters(model)
+    # A model in half precision stays so. A copy is not needed, because ``load_state_dict`` copies.
     dtype = model.encoder.embeddings.word.weight.dtype
     opened = CheckpointFolder.open(Path(folder))
     model.load_state_dict(match_folder(model, opened, head_may_be_new=False, dtype=dtype, copy=False).tensors)
@@ -170,6 +185,9 @@ def match_folder(
     if folder.head_name is not None:  # the heads of several tasks are in task_head.safetensors
         names = {key: of_key for key, of_key in names.items() if not key.startswith("head.")}
     family = family_of(model.hf_config)
+    # The head of another task may have keys of the same names, such as ``classifier.weight``, which mean something
+    # else. The keys of language-modelling heads are their own.
+    ignore_head = folder.head != head_kind and not model.head.reads_embeddings
     matched = match_weights(
         model_weights(folder.path, family, folder.base),
         names,
@@ -177,7 +195,7 @@ def match_folder(
         family=family,
         copies=copies_of_tied(family, model.config, names, head=head_kind),
         head_may_be_new=head_may_be_new,
-        ignore_head=folder.head != head_kind and not model.head.reads_embeddings,  # whose keys no other head has
+        ignore_head=ignore_head,
         dtype=dtype,
         copy=copy,
     )
@@ -196,11 +214,13 @@ def _with_head_tensors(
     if saved is not None and folder.head_name is not None:  # one of several heads, under the names of an only head
         start = f"head.heads.{folder.head_name}."
         saved = {key.replace(start, "head.", 1): value for key, value in saved.items() if key.startswith(start)}
-    shapes = {key: value.shape for key, value in expected.items()}
-    if saved is not None and {key: value.shape for key, value in saved.items()} == shapes:
-        saved = checked_tensors(saved, {key: value.dtype for key, value in expected.items()})
-        report = replace(report, loaded=tuple(sorted([*report.loaded, *expected])))
-        return CheckpointMatch(tensors=matched.tensors | saved, report=report)
+    if saved is not None:
+        shapes = {key: value.shape for key, value in expected.items()}
+        saved_shapes = {key: value.shape for key, value in saved.items()}
+        if saved_shapes == shapes:
+            saved = checked_tensors(saved, {key: value.dtype for key, value in expected.items()})
+            report = replace(report, loaded=tuple(sorted([*report.loaded, *expected])))
+            return CheckpointMatch(tensors=matched.tensors | saved, report=report)
     if not head_may_be_new:
         raise CheckpointError(f"{folder.path}: task_head.safetensors is missing or does not fit the task")
     return replace(matched, report=replace(report, new=tuple(sorted([*report.new, *expected]))))
@@ -214,40 +234,60 @@ def _with_label_order(
 ) -> CheckpointMatch:
     """Reorders the tensors of a folder's head from ``file_labels`` to the labels of the model.
 
-    ``names`` are transformers' names of parameters for the report.
+    The meaning of a logit is its place, so a head is of use for labels in another order only after its rows have been
+    moved. ``names`` are transformers' names of parameters for the report.
     """
     tensors, report, labels = matched.tensors, matched.report, model.labels
-    dims = {
-        key: dim
-        for key, dim in ((f"head.{name}", dim) for name, dim in model.head.label_dims.items())
-        # An own head may have outputs that are no labels.
-        if key in tensors and tensors[key].size(dim[-1]) == len(labels)
-    }
+    dims_of_labels: dict[str, tuple[int, ...]] = {}
+    for name, dims in model.head.label_dims.items():
+        key = f"head.{name}"
+        # A head of one's own may have outputs that are no labels.
+        if key in tensors and tensors[key].size(dims[-1]) == len(labels):
+            dims_of_labels[key] = dims
     if not file_labels:  # transformers leaves the default names of two classes out of the file
         file_labels = tuple(f"LABEL_{index}" for index in range(len(labels)))
-    if not dims or not labels or file_labels == labels:
+    if not dims_of_labels or not labels or file_labels == labels:
         return matched
-    named = file_labels
-    if label_places(file_labels, labels) is None:  # unnamed labels (LABEL_1) are the ones that are left, in order
-        named_labels = {label.casefold() for label in file_labels if not _UNNAMED.fullmatch(label)}
-        left = iter([label for label in labels if label.casefold() not in named_labels])
-        named = tuple(next(left, label) if _UNNAMED.fullmatch(label) else label for label in file_labels)
+    named = _named_labels(file_labels, labels)
     places = label_places(named, labels)
     if places is None:
-        redrawn = [name for key in dims for name in names.get(key, (key,))]
+        redrawn: list[str] = []
+        for key in dims_of_labels:
+            redrawn += names.get(key, (key,))
         note = f"the file's head has other labels ({', '.join(file_labels)}), so its last layer is new"
         loaded = tuple(name for name in report.loaded if name not in redrawn)
         report = replace(report, loaded=loaded, new=(*report.new, *redrawn), notes=(*report.notes, note))
-        return CheckpointMatch(tensors={key: value for key, value in tensors.items() if key not in dims}, report=report)
-    notes = []
+        kept = {key: value for key, value in tensors.items() if key not in dims_of_labels}
+        return CheckpointMatch(tensors=kept, report=report)
+    notes: list[str] = []
     if named != file_labels:
         pairs = [(old, new) for old, new in zip(file_labels, named, strict=True) if old != new]
-        unnamed, taken = (", ".join(group) for group in zip(*pairs, strict=True))
+        unnamed = ", ".join(old for old, _ in pairs)
+        taken = ", ".join(new for _, new in pairs)
         notes.append(f"the file's labels are unnamed ({unnamed}) and taken in the order {taken}")
     if places != sorted(places):
         notes.append(f"head reordered from labels {', '.join(named)} to {', '.join(labels)}")
-    moved = {key: _reordered(tensors[key], torch.tensor(places), dims[key]) for key in dims}
+    order = torch.tensor(places)
+    moved = {key: _reordered(tensors[key], order, dims) for key, dims in dims_of_labels.items()}
     return CheckpointMatch(tensors=tensors | moved, report=replace(report, notes=(*report.notes, *notes)))
+
+
+def _named_labels(file_labels: tuple[str, ...], labels: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns the labels of a file with names for its unnamed labels (LABEL_1), if names are missing.
+
+    The names are those of ``labels`` that the file does not have, in their order.
+    """
+    if label_places(file_labels, labels) is not None:
+        return file_labels
+    known = {label.casefold() for label in file_labels if not _UNNAMED.fullmatch(label)}
+    remaining = iter([label for label in labels if label.casefold() not in known])
+    named: list[str] = []
+    for label in file_labels:
+        if _UNNAMED.fullmatch(label):
+            named.append(next(remaining, label))
+        else:
+            named.append(label)
+    return tuple(named)
 
 
 def check_trained(name: str | Path, task: Task, report: LoadReport | None) -> None:
@@ -260,7 +300,11 @@ def check_trained(name: str | Path, task: Task, report: LoadReport | None) -> No
 
 
 def _reordered(tensor: Tensor, order: Tensor, dims: tuple[int, ...]) -> Tensor:
-    """Moves label ``order[i]`` to index i. Start and end entries do not move."""
+    """Moves label ``order[i]`` to index i in each of the dimensions.
+
+    The transitions of a CRF ``[L + 2, L]`` have a row for the start of a sentence before those of the labels, and a row
+    for the end behind them. These rows do not move.
+    """
     for dim in dims:
         rim = (tensor.size(dim) - len(order)) // 2
         ends = torch.arange(tensor.size(dim))

@@ -48,13 +48,16 @@ Made = TypeVar("Made")
 class MultiTaskModel(EncoderWithHeads):
     """A model that predicts several tasks, for ``fit`` and ``evaluate``, too.
 
-    It holds a ``TaskModel`` for each task, and all of them share one encoder. ``forward``, ``with_layers`` and
-    ``save_pretrained`` are those of ``TaskModel``.
+    It holds a ``TaskModel`` for each task, and all of them share one encoder. Rows need not have labels of all tasks.
+    One model costs one forward pass where separate models cost several, but the tasks have to agree on an encoder, so
+    compare their metrics with those of separate models (Caruana 1997, "Multitask Learning"). ``forward``,
+    ``with_layers`` and ``save_pretrained`` are those of ``TaskModel``.
 
     Attributes:
         models: Name of each task -> its model. Use it for what belongs to one task, such as logits.
         weights: Name of each task -> the weight of its loss.
-        tasks: Name of each task -> the task with its settings. Training replaces it (fitted thresholds).
+        tasks: Name of each task -> the task with its settings. Training replaces it, because it fits values such as
+            thresholds.
 
     Example:
         >>> tasks = {
@@ -63,7 +66,8 @@ class MultiTaskModel(EncoderWithHeads):
         ... }
         >>> model = MultiTaskModel.from_pretrained(base, tasks=tasks)
         >>> result = fit(model, "train.jsonl", output_dir="runs/x")
-        >>> model.predict({"text": "book a table for four"})
+        >>> list(model.predict({"text": "book a table for four"})[0])
+        ['intent', 'slots']
     """
 
     head: SharedHeads
@@ -79,14 +83,17 @@ class MultiTaskModel(EncoderWithHeads):
             models: Name of each task -> its model. Their encoders must have the same configuration. The models are
                 changed, because they share the first encoder afterwards.
             weights: Name of a task -> weight of its loss. Default: 1.
+
+        Raises:
+            UsageError: There are no models, a weight is for an unknown task, or the models cannot share an encoder.
         """
         _check_models(models, weights)
         first = next(iter(models.values()))
-        with torch.device("meta"):
+        with torch.device("meta"):  # the encoder of the constructor is replaced at once
             super().__init__(first.hf_config)
         self.encoder, self.tokenizer, self.origin = first.encoder, first.tokenizer, first.origin
         self.load_report, self.reading = first.load_report, first.reading
-        self._models = dict(sorted(models.items()))
+        self._models = dict(sorted(models.items()))  # so that nothing depends on the order in which tasks are named
         self.weights = {name: weights.get(name, 1.0) for name in self._models}
         self.head = SharedHeads({name: model.head for name, model in self._models.items()})
         for name, model in self._models.items():
@@ -135,15 +142,29 @@ class MultiTaskModel(EncoderWithHeads):
     ) -> Self:
         """Loads an encoder with a head for each task, or a saved model of several tasks.
 
+        See ``TaskModel.from_pretrained``, which loads one task of such a folder, too.
+
         Args:
             name: A folder, a hub id, or ``package:NAME/PATH``.
             tasks: Name of each task -> ``task``, the name of its kind, its settings and ``labels``, ``columns``, the
                 task's columns -> their names in the data, and ``weight`` of its loss. Default: the tasks of the folder.
-            revision: Branch, tag or commit of a hub id.
+            revision: Branch, tag or commit of a hub id. Default: the branch ``main``.
+
+        Returns:
+            The model on the CPU, in float32 and in evaluation mode.
 
         Raises:
             CheckpointError: Files are missing or damaged, or the folder has one task only.
             UsageError: A task or setting is unknown, or the tasks cannot share an encoder.
+
+        Example:
+            >>> tasks = {
+            ...     "topic": {"task": "sequence-classification", "labels": ["food", "room"]},
+            ...     "stars": {"task": "sequence-classification", "problem_type": "regression", "weight": 0.5},
+            ... }
+            >>> model = MultiTaskModel.from_pretrained(base, tasks=tasks)
+            >>> sorted(model.models)
+            ['stars', 'topic']
         """
         if tasks is None:
             return load_several_tasks(cls._of_folder, name, revision=revision)
@@ -170,11 +191,18 @@ class MultiTaskModel(EncoderWithHeads):
 
         Args:
             config, tokenizer, seed: See ``TaskModel.from_config``.
-            tasks: See ``from_pretrained``. Each task has ``labels``.
+            tasks: See ``from_pretrained``. Each task has ``labels``, because no file names them.
 
         Raises:
             CheckpointError: A family or field is unknown, a value does not fit, or there is no such tokenizer.
             UsageError: A task or setting is unknown, or the tasks cannot share an encoder.
+
+        Example:
+            >>> small = {"family": "bert", "hidden_size": 64, "num_attention_heads": 4}
+            >>> tasks = {"topic": {"task": "sequence-classification", "labels": ["food", "room"]}}
+            >>> model = MultiTaskModel.from_config(small, tasks=tasks, tokenizer=base)
+            >>> list(model.tasks)
+            ['topic']
         """
         if isinstance(tokenizer, str | Path):
             tokenizer = new_tokenizer(config, tokenizer)
@@ -202,7 +230,7 @@ class MultiTaskModel(EncoderWithHeads):
         return self.models
 
     def one_task(self) -> TaskModel:
-        """Raises UsageError, where a model of one task returns itself."""
+        """Raises UsageError, whereas a model of one task returns itself."""
         raise choose_one(self.models)
 
     @property
@@ -246,7 +274,8 @@ class MultiTaskModel(EncoderWithHeads):
     def predict(self, inputs: Inputs) -> list[dict[str, Prediction]]:
         """Returns the predictions of all tasks for each row, by the names of the tasks.
 
-        The models of single tasks in ``models`` compute logits and explanations, too.
+        The encoder runs a row once for all tasks that read the same texts. For logits and explanations use the model of
+        a single task in ``models``, whose ``predict`` computes them. See ``TaskModel.predict``.
 
         Args:
             inputs: One or several rows, each a text or a mapping with the columns that the tasks read.
@@ -257,7 +286,13 @@ class MultiTaskModel(EncoderWithHeads):
 
         Raises:
             DataError: A row has the input of no task, or a value is of the wrong kind.
-            UsageError: The model has no tokenizer.
+            UsageError: The model has no tokenizer, or labels are not known yet.
+
+        Example:
+            >>> tasks = {"topic": {"task": "sequence-classification", "labels": ["food", "room"]}}
+            >>> model = MultiTaskModel.from_pretrained(base, tasks=tasks)
+            >>> [sorted(predictions) for predictions in model.predict(["Cold soup.", "Kind staff."])]
+            [['topic'], ['topic']]
         """
         return list(predict_rows(self, inputs))
 
@@ -279,7 +314,7 @@ def new_models(
         if models:
             with torch.device("meta"):
                 model = make(hf_config, head.task)
-            if next(iter(models.values())).device.type != "meta":
+            if next(iter(models.values())).device.type != "meta":  # unless the caller wants no numbers at all
                 model.head = head.task.head(model.config)
         else:
             model = make(hf_config, head.task)
@@ -339,6 +374,7 @@ def _checked(make: Callable[..., Made], *arguments: Any) -> Made:
 
 
 def _task_name(name: str, entry: Mapping[str, Any]) -> str:
+    """Returns the kind of a task from its entry in ``tasks``. Raises UsageError if there is none."""
     if not isinstance(entry, Mapping):
         raise UsageError(f"tasks.{name} is {entry!r}, expected a mapping with its task and settings")
     task_name = entry.get("task")
@@ -348,6 +384,9 @@ def _task_name(name: str, entry: Mapping[str, Any]) -> str:
 
 
 def _settings(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields of a task from its entry in ``tasks``."""
     settings = {key: value for key, value in entry.items() if key not in ENTRIES}
     labels = settings.get("labels")
-    return {**settings, "labels": tuple(labels)} if isinstance(labels, list | tuple) else settings
+    if isinstance(labels, list | tuple):
+        settings["labels"] = tuple(labels)
+    return settings

@@ -1,7 +1,8 @@
 """From rows to predictions: batches of rows, features, logits, predictions.
 
 The functions loop over the tasks of a model. ``TaskModel.predict`` and ``MultiTaskModel.predict``, and everything that
-writes, serves or checks predictions, go through ``predict_batch``.
+writes, serves or checks predictions, go through ``predict_batch``. Its steps are those of every encoder: the task
+makes windows of token ids from the rows (features), the model computes logits, and the output decodes them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,6 +36,7 @@ def batch_rows(model: EncoderWithHeads, *, explain: bool) -> int | None:
     if any(task.needs_document for task in tasks):
         return None
     most = EXPLAINED_ROWS if explain else BATCH_ROWS
+    # Some tasks make several windows of a row, for example a zero-shot classifier one for each label.
     return max(1, most // max(task.windows_per_row for task in tasks))
 
 
@@ -48,6 +50,8 @@ def predict_rows(
 ) -> Iterator[Any]:
     """Yields the prediction of each row as a stream, of several tasks as a mapping by the names of the tasks.
 
+    Rows are read in batches as the predictions are taken, so memory does not depend on their number.
+
     Args:
         model: The model.
         rows: One or several rows, as ``TaskModel.predict`` takes them. Names of the training data are read, too.
@@ -58,7 +62,9 @@ def predict_rows(
         CheckpointError, UsageError: See ``predict_batch``.
     """
     columns = model.input_columns
-    given: Any = given_rows(rows) if is_frame(rows) else rows
+    given: Any = rows
+    if is_frame(rows):
+        given = given_rows(rows)
     size = batch_rows(model, explain=explain)
     most = MOST_ROWS if size is None else size
     valid = valid_rows(as_rows(given, columns), columns, names=model.columns, most=most)
@@ -95,6 +101,7 @@ def predict_batch(
     """
     require_labels(model)
     tokenizer, tasks = model.require_tokenizer(), model.tasks
+    # All that can be wrong with the call is checked before the model runs.
     only = tasks.get("")
     if only is None and (logits or explain):
         raise choose_one(tasks)
@@ -111,6 +118,8 @@ def predict_batch(
 
     compact = forward_windows(model, features, forward_fn=finite_logits)
     predictions = decode(model, compact, features, rows, tasks)
+    # Logits and explanations are added to predictions that were decoded, because an explanation is one of the label or
+    # span that was predicted.
     if only is not None and (logits or explain):
         of_task: Sequence[Any] = [of_row[""] for of_row in predictions]
         if logits and of_task:
@@ -131,7 +140,7 @@ def decode(
     rows: Sequence[Row],
     tasks: Mapping[str, Task],
 ) -> list[HeadPredictions]:
-    """Returns the predictions of the heads for each row.
+    """Returns the predictions of the heads for each row. A head without an input in a row has no prediction of it.
 
     Args:
         model: The model.

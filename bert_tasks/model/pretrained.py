@@ -1,6 +1,8 @@
 """The entry ``bert_tasks`` in config.json, with the task, settings and labels.
 
-No name in a file is followed to code. A task of the form ``module:Class`` is loaded only if the caller passes it.
+The module owns how a folder is described when it is opened, which task is built from it, and what is written when a
+model is saved. No name in a file is followed to code, because a file may come from anywhere: a task of the form
+``module:Class`` is loaded only if the caller passes it.
 """
 
 import json
@@ -70,7 +72,9 @@ class CheckpointFolder:
     @property
     def task(self) -> Any:
         """The task's name in config.json. None if it has none."""
-        return None if self.stored is None else self.stored.get("task")
+        if self.stored is None:
+            return None
+        return self.stored.get("task")
 
     @classmethod
     def open(cls, path: Path, base: Path | None = None) -> Self:
@@ -85,13 +89,18 @@ class CheckpointFolder:
         """
         if is_adapter(path) and not (path / "config.json").exists():
             config = read_adapter_config(path)
-            described = cls.open(base_folder(path, config.base) if base is None else base)
+            opened = base_folder(path, config.base) if base is None else base
+            described = cls.open(opened)
             described = replace(described, path=path, tokenizer_path=described.path, base=base)
             return replace(described, head=config.head, labels=(), stored=None)
         hf_config = read_config(path)
+        stored: dict[str, Any] | None = None
+        content: Any = {}
         entry = hf_config.get(CONFIG_KEY)
-        stored = entry if isinstance(entry, dict) else None
-        content = {} if stored is None else stored.get(READING_KEY, {})
+        if isinstance(entry, dict):
+            stored = entry
+            content = stored.get(READING_KEY, {})
+        # The file may have been edited by hand, so the type of each part is checked before it is used.
         columns = content.get("columns", {}) if isinstance(content, dict) else None
         if not isinstance(columns, dict) or not all(isinstance(name, str) for name in columns.values()):
             raise CheckpointError(f"{path}/config.json, key {CONFIG_KEY}: reading.columns must name columns")
@@ -142,7 +151,7 @@ def stored_heads(folder: CheckpointFolder) -> dict[str, HeadTask]:
             f"{folder.path} is no model of several tasks. Name the tasks, or open it with TaskModel.from_pretrained"
         )
     content = {"heads": folder.stored.get("settings", {}), "fitted": folder.stored.get("fitted", {})}
-    if isinstance(content["heads"], dict):
+    if isinstance(content["heads"], dict):  # below "settings" as in a recipe
         content["heads"] = content["heads"].get("heads")
     try:
         entries = TypeAdapter(dict[str, dict[str, dict[str, Any]]]).validate_json(json.dumps(content), strict=True)
@@ -189,7 +198,8 @@ def folder_task(
         CheckpointError: The folder is damaged, or it has no head that this package knows.
         UsageError: The task or a field is unknown, or a field does not fit the others.
     """
-    task = None if task == folder.head_name else task
+    if task == folder.head_name:  # the folder is described as that of this task already (``of_task``)
+        task = None
     if isinstance(task, Task):
         if options:
             raise UsageError("pass either a task, or a task's name with labels and settings")
@@ -204,7 +214,7 @@ def folder_task(
                 f"{argument('task', 'NAME')}, or open all of them with MultiTaskModel.from_pretrained"
             )
         stored = TASKS.get(folder.task) if isinstance(folder.task, str) else None
-        if stored is None:
+        if stored is None:  # a name such as "module:Class" is not imported, because the file chose it
             raise CheckpointError(
                 f"{folder.path}: config.json says its task is {folder.task!r}, which is not built in. Pass the class "
                 "with TaskModel.from_pretrained(folder, task=YourTask) or --task module:YourTask"
@@ -213,7 +223,9 @@ def folder_task(
     elif task is not None:
         task_class = named_task(task)
     elif served := tasks_with_head(folder.head):
-        task_class = served[0] if served_as is None else served_as(served[0])
+        task_class = served[0]  # several tasks may have transformers' head, and the first is the usual one
+        if served_as is not None:
+            task_class = served_as(task_class)
     elif options:
         raise UsageError(f"labels and settings need a task. {example}")
     else:
@@ -232,7 +244,7 @@ def stated_task(
 ) -> Task:
     """Returns the task of a folder of this package, with the fields in ``options``.
 
-    If the task is not built in, ``task`` is its class.
+    A folder that transformers wrote is rejected. If the task is not built in, ``task`` is its class.
 
     Raises:
         CheckpointError: The folder does not set a task, or ``task`` is another.
@@ -266,11 +278,13 @@ def stored_tasks(folder: CheckpointFolder, task: type[Task] | None = None) -> di
 def _merged_task(folder: CheckpointFolder, task_class: type[Task], options: Mapping[str, Any]) -> Task:
     """Returns the task of this class from a folder, with the caller's fields.
 
-    The only function that merges settings. The order is fields of the caller, else stored by us for the same task, else
-    implied by transformers' configuration, else the defaults. A field of the caller changes no other field, except
-    fields that cannot be combined with it (``Task.compatible_settings``).
+    This is the only function that merges settings. A field has the value of the caller, else the value that this
+    package stored for the same task, else what transformers' configuration implies, else the default. A field of the
+    caller changes no other field, except fields that cannot be combined with it (``Task.compatible_settings``).
     """
     is_own = folder.task == stored_name(task_class)
+    # A name in ``id2label`` or a field such as ``problem_type`` describes the head in the files. It says nothing of
+    # another head.
     implied: dict[str, Any] = {}
     if is_own or task_class in tasks_with_head(folder.head):  # a new head implies only the lengths
         implied = task_class.hf_settings(folder.hf_config, folder.labels)
@@ -287,7 +301,7 @@ def _merged_task(folder: CheckpointFolder, task_class: type[Task], options: Mapp
     if is_own or not options:
         try:
             task = _build(task_class, {**implied, **typed_settings(task_class, stored)})
-        except UsageError as error:
+        except UsageError as error:  # the values are the file's and not the caller's, so the error is, too
             source = f"config.json, key {CONFIG_KEY}" if is_own else "config.json"
             raise CheckpointError(f"{folder.path}/{source}: {error}") from None
         if not options:
@@ -295,6 +309,7 @@ def _merged_task(folder: CheckpointFolder, task_class: type[Task], options: Mapp
         base = task.values()
     checked = typed_settings(task_class, options)
     try:
+        # Stored fields that cannot be combined with a field of the caller give way to it.
         compatible = task_class.compatible_settings(base, checked)
     except ValueError as error:
         raise UsageError(f"{task_class.name}: {error}") from None
@@ -316,12 +331,16 @@ def typed_settings(task: type[Task], entries: Mapping[str, Any]) -> dict[str, An
 
 
 def _build(task: type[Task], entries: Mapping[str, Any]) -> Task:
+    """Returns a task with these settings. Raises UsageError if one is unknown or does not fit."""
     names = list(task.settings_by_name())
     if unknown := next((key for key in entries if key not in names), None):
         raise UsageError(f"{task.name} has no setting {unknown!r}{hf_hint(unknown, names)}")
-    plain = {key: tuple(value) if isinstance(value, list) else value for key, value in entries.items()}
+    settings = dict(entries)
+    for name, value in entries.items():
+        if isinstance(value, list):  # JSON has no tuples, and a task compares equal only with the same types
+            settings[name] = tuple(value)
     try:
-        return task.of(**plain)
+        return task.of(**settings)
     except (ValueError, TypeError) as error:
         raise UsageError(f"{task.name}: {error}") from None
 
@@ -331,7 +350,7 @@ def saved_config(
 ) -> dict[str, Any]:
     """Returns the updated config.json of a saved model, with our key.
 
-    A model of several tasks is a base model to transformers.
+    A model of several tasks is a base model to transformers, which knows one head at most.
 
     Args:
         hf_config: The configuration of transformers.
@@ -358,11 +377,13 @@ def saved_config(
     if task.head_kind is not None:
         # Transformers learns only the number of labels of a head that it lacks. Otherwise its pipelines would
         # print our labels with the scores of a head that they have drawn at random.
-        names = [f"LABEL_{index}" for index in range(len(names_of_outputs.get("id2label", {})))]
-        stock = {
-            "id2label": {str(index): name for index, name in enumerate(names)},
-            "label2id": {name: index for index, name in enumerate(names)},
-        }
+        id2label: dict[str, str] = {}
+        label2id: dict[str, int] = {}
+        for index in range(len(names_of_outputs.get("id2label", {}))):
+            name = f"LABEL_{index}"
+            id2label[str(index)] = name  # keys of JSON objects are texts
+            label2id[name] = index
+        stock = {"id2label": id2label, "label2id": label2id}
     return _config_of_head(hf_config, task.head_kind, stock, entry, unwanted=_OF_LABELS)
 
 
@@ -377,5 +398,6 @@ def _config_of_head(
     """Returns the configuration of transformers for a head, with the entries of its labels and our key."""
     old = {"_name_or_path", "num_labels", "finetuning_task", *unwanted}
     kept = {key: value for key, value in hf_config.items() if key not in old}
-    architecture = family_of(hf_config).architectures["base" if head is None else head]
+    kind = "base" if head is None else head
+    architecture = family_of(hf_config).architectures[kind]
     return {**kept, **stock, "architectures": [architecture], CONFIG_KEY: entry}

@@ -1,7 +1,7 @@
 """The common base of ``Encoder`` and ``TaskModel``, with the HF-shaped call.
 
-The call takes padded ``[B, T]`` tensors. ``padded_inputs`` translates them into rows and a ``Padded`` layout, without
-data-dependent shapes.
+The call takes padded ``[B, T]`` tensors. ``padded_inputs`` translates them into rows and a ``Padded`` layout. No shape
+depends on the content of a tensor, so that the call can be compiled and exported as a graph.
 
 Shape legend: B sequences, T padded length, N = B * T rows, H hidden, X width of an output.
 """
@@ -69,19 +69,7 @@ def padded_inputs(
     mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
     types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
     positions = default_positions(config, input_ids) if position_ids is None else position_ids
-    has_table = config.absolute_positions or config.positions == "rotary-table"
-    tables = {
-        "input_ids": (input_ids, config.vocab_size),
-        "position_ids": (positions, config.max_position_embeddings if has_table else 0),
-        "token_type_ids": (types, config.type_vocab_size),
-    }
-    for name, (ids, rows) in tables.items():
-        # Elsewhere a check would wait for the device, or make the graph depend on data.
-        if rows and ids.device.type == "cpu" and not torch.compiler.is_compiling() and ids.numel():
-            smallest, largest = (int(extreme) for extreme in torch.aminmax(ids))
-            if smallest < 0 or largest >= rows:
-                outside = smallest if smallest < 0 else largest
-                raise ValueError(f"{name} holds {outside}, this checkpoint has embeddings for 0 to {rows - 1}")
+    _check_ids(config, input_ids, positions, types)
     return PaddedInputs(
         input_ids=input_ids.flatten(),
         position_ids=positions.expand(batch, length).flatten(),
@@ -90,8 +78,33 @@ def padded_inputs(
     )
 
 
+def _check_ids(config: EncoderConfig, input_ids: Tensor, positions: Tensor, types: Tensor) -> None:
+    """Raises ValueError if an id has no row in its table, where torch would only say "index out of range"."""
+    position_rows = 0  # for positions that are computed, where any id has a value
+    if config.absolute_positions or config.positions == "rotary-table":
+        position_rows = config.max_position_embeddings
+    tables = {
+        "input_ids": (input_ids, config.vocab_size),
+        "position_ids": (positions, position_rows),
+        "token_type_ids": (types, config.type_vocab_size),
+    }
+    for name, (ids, rows) in tables.items():
+        # Elsewhere a check would wait for the device, or make the graph depend on data.
+        if rows and ids.device.type == "cpu" and not torch.compiler.is_compiling() and ids.numel():
+            extremes = torch.aminmax(ids)
+            smallest, largest = int(extremes.min), int(extremes.max)
+            if smallest < 0 or largest >= rows:
+                outside = smallest if smallest < 0 else largest
+                raise ValueError(f"{name} holds {outside}, this checkpoint has embeddings for 0 to {rows - 1}")
+
+
 def default_positions(config: EncoderConfig, input_ids: Tensor) -> Tensor:
-    """Returns column indices ``[B, T]``, as transformers creates them for RoBERTa."""
+    """Returns positions, as transformers computes them for the family.
+
+    They are column indices ``[1, T]``. For RoBERTa and its relatives they are ``[B, T]``, count the tokens that are no
+    padding, and begin behind the id of padding. This is fairseq's rule, in which row ``pad_token_id`` of the table is
+    that of padding (transformers, ``create_position_ids_from_input_ids``).
+    """
     if not config.position_offset:
         return torch.arange(input_ids.shape[1], device=input_ids.device)[None]
     real = (input_ids != config.pad_token_id).long()
@@ -114,7 +127,8 @@ class PretrainedModule(nn.Module):
     @property
     def tokenizer(self) -> "PreTrainedTokenizerBase | None":
         """The tokenizer. A tokenizer with other segment ids than the model's is copied (see ``trained_segments``)."""
-        # From now on the caller may change it, so the model uses the same object.
+        # A stored tokenizer is a light stand-in. From now on the caller may change the tokenizer of transformers that
+        # it stands for, so the model uses the same object.
         self._tokenizer = getattr(self._tokenizer, "of_transformers", self._tokenizer)
         return self._tokenizer
 

@@ -1,7 +1,8 @@
 """The heads of several tasks on one encoder, and the batch that they share.
 
-A sequence that several heads read is in the batch once. The layout has for each head its rows of the batch, and a
-packed batch of these rows with its labels.
+A sequence that several heads read is in the batch once, so that the encoder runs it once. The layout has for each head
+its rows of the batch, and a packed batch of these rows with its labels. The head and its output then work as if there
+were no other task.
 
 Shape legend: N tokens of the batch, M tokens that one head's task reads, H hidden.
 """
@@ -42,26 +43,37 @@ class SharedLayout(Packed):
 
 
 def share(features: Sequence[Feature], names: Sequence[str], *, position_offset: int, pad_groups: bool) -> PackedBatch:
-    """Packs the features of these heads, equal windows of a row once, as ``collate``."""
-    if len(names) == 1:
+    """Packs the features of these heads as ``collate`` does, but equal windows of a row only once.
+
+    Args:
+        features: The windows. Each has the name of its head.
+        names: The names of all heads, also of those without a window here.
+        position_offset, pad_groups: See ``pack``.
+    """
+    if len(names) == 1:  # every row is read, so nothing has to be gathered
         batch = collate(features, position_offset=position_offset, pad_groups=pad_groups)
         rows, every = torch.arange(len(batch.input_ids)), tuple(range(len(features)))
         whole = HeadBatch(**vars(batch), rows=rows, numbers=every)
         return replace(batch, layout=SharedLayout(**vars(batch.layout), heads=(whole,)))
-    numbers: dict[tuple[Any, ...], int] = {}
+    numbers: dict[tuple[Any, ...], int] = {}  # row, ids and segments of each sequence -> its number in the batch
     places = []  # the number of the sequence of each feature
     for feature in features:
         key = (feature["row"], tuple(feature["input_ids"]), tuple(feature["token_type_ids"]))
         places.append(numbers.setdefault(key, len(numbers)))
-    ids, types = ([list(key[i]) for key in numbers] for i in (1, 2))
+    ids = [list(input_ids) for _, input_ids, _ in numbers]
+    types = [list(token_type_ids) for _, _, token_type_ids in numbers]
     batch = pack(ids, types, position_offset=position_offset, pad_groups=pad_groups)
     batches = []
     for name in names:
         members = tuple(number for number, feature in enumerate(features) if feature.get("head") == name)
-        first = Feature(row=0, input_ids=features[0]["input_ids"], token_type_ids=features[0]["token_type_ids"])
-        read = [features[number] for number in members] if members else [first]
+        read = [features[number] for number in members]
+        sequences_read = [places[number] for number in members]
+        if not members:
+            # The head then reads the first sequence without labels, so that its loss term is there with a count of 0.
+            first = Feature(row=0, input_ids=features[0]["input_ids"], token_type_ids=features[0]["token_type_ids"])
+            read, sequences_read = [first], [0]
         packed = collate(read, position_offset=position_offset, pad_groups=pad_groups)
-        sequences = torch.tensor([places[number] for number in members] if members else [0])
+        sequences = torch.tensor(sequences_read)
         layout = packed.layout
         # How far each sequence, in the order of the rows, is moved in the shared batch.
         moved = batch.layout.first_rows.index_select(0, sequences) - layout.first_rows
@@ -110,7 +122,7 @@ class SharedOutput(HeadOutput):
 
 
 class SharedHeads(Head):
-    """The heads of several tasks."""
+    """The heads of several tasks, which all take the last hidden states of one encoder as input."""
 
     label_dims: ClassVar[dict[str, tuple[int, ...]]] = {}
 
@@ -122,7 +134,7 @@ class SharedHeads(Head):
         """
         super().__init__()
         for name, head in heads.items():
-            if hasattr(nn.ModuleDict, name):
+            if hasattr(nn.ModuleDict, name):  # a ModuleDict stores its modules as attributes, so "keys" would collide
                 raise UsageError(f"tasks: torch has a use of its own for the name {name!r}. Choose another name")
             if head.reads_embeddings or head.depth is not None:
                 raise UsageError(f"tasks: {name} reads more than the last layer and cannot be one of several tasks")
@@ -134,24 +146,30 @@ class SharedHeads(Head):
 
     @property
     def outside_graph(self) -> dict[str, Tensor]:
-        heads = self.named_heads
-        return {f"heads.{name}.{key}": tensor for name, head in heads for key, tensor in head.outside_graph.items()}
+        outside: dict[str, Tensor] = {}
+        for name, head in self.named_heads:
+            for key, tensor in head.outside_graph.items():
+                outside[f"heads.{name}.{key}"] = tensor
+        return outside
 
     def select(self, layout: Layout) -> Selection | None:
         """Returns all tokens, or the tokens that a single head reads."""
         heads = self.named_heads
-        return heads[0][1].select(layout) if len(heads) == 1 else None
+        if len(heads) > 1:
+            return None
+        _, head = heads[0]
+        return head.select(layout)
 
     def forward(self, hidden: Tensor, layout: Layout, embeddings: Tensor) -> SharedOutput:
         """Returns the logits of each head for ``[N, H]``, or for ``[R, H]`` of one head."""
         if isinstance(layout, Padded):
             padded = {name: self._padded(head, hidden, layout, embeddings) for name, head in self.named_heads}
             return SharedOutput(logits=padded, batches=())
-        if not isinstance(layout, SharedLayout):
+        if not isinstance(layout, SharedLayout):  # made by ``collate`` for one task instead of by ``share``
             raise UsageError("the batch is not packed for several tasks. Use one of the models of the tasks")
         logits = {}
         for (name, head), batch in zip(self.named_heads, layout.heads, strict=True):
-            if len(layout.heads) == 1:
+            if len(layout.heads) == 1:  # the encoder has selected the rows already
                 logits[name] = head(hidden, layout, embeddings)
                 continue
             selection = head.select(batch.layout)
@@ -161,7 +179,7 @@ class SharedHeads(Head):
 
     def _padded(self, head: Head, hidden: Tensor, layout: Padded, embeddings: Tensor) -> Tensor:
         """Returns a head's logits ``[B, L]``, or ``[B, T, L]`` with zeros at padding."""
-        selection = head.select(layout) if len(self.heads) > 1 else None
+        selection = head.select(layout) if len(self.heads) > 1 else None  # of one head, the encoder has selected them
         states = hidden if selection is None else hidden.index_select(0, selection.rows)
         logits: Tensor = head(states, layout, embeddings)
         if not head.per_token:

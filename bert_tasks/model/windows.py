@@ -3,12 +3,16 @@
 The functions loop over the tasks of a model. A model of one task has a single head with the name "", whose batches and
 loss terms have their plain form.
 
+A text that is longer than ``max_length`` may become several windows. A feature is one window with its ids, and it knows
+its row. "Compact" logits are what an output keeps of the logits of a window until all windows of a row are there.
+
 Shape legend: B sequences, L labels, R tokens that a head reads.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,7 +36,7 @@ if TYPE_CHECKING:
 
 BATCH_TOKENS = 32768
 CPU_BATCH_TOKENS = 1024  # the activations of two such batches stay in a processor's cache
-_BATCH_LOGITS = 2**25
+_BATCH_LOGITS = 2**25  # 128 MiB of float32
 
 
 def features_of(model: EncoderWithHeads, rows: Sequence[Row], tokenizer: "PreTrainedTokenizerBase") -> list[Feature]:
@@ -55,7 +59,7 @@ def features_of(model: EncoderWithHeads, rows: Sequence[Row], tokenizer: "PreTra
     for number, of_row in by_row.items():
         if not of_row:
             raise DataError(f"row {number + 1} has the input of none of the tasks {', '.join(tasks)}")
-    return [feature for of_row in by_row.values() for feature in of_row]
+    return list(chain.from_iterable(by_row.values()))
 
 
 def prepared_features(
@@ -88,7 +92,8 @@ def forward_windows(
 ) -> list[Tensor]:
     """Returns the inputs of decoding for each feature, in order, on the CPU.
 
-    Windows of any lengths are run together. Dropout is off meanwhile.
+    Windows of any lengths are run together, the longest first, in batches of nearly the same number of tokens (see
+    ``filling_order``). Dropout is off meanwhile.
 
     Args:
         model: The model.
@@ -109,24 +114,34 @@ def forward_windows(
 
     def compact(batch: Sequence[tuple[int, Feature]]) -> list[tuple[int, Tensor]]:
         numbers, windows = zip(*batch, strict=True)
-        with torch.inference_mode():
+        with torch.inference_mode():  # of the thread, and ``map_batches`` may call this in several
             packed = pack_features(model, windows)
             logits = run(packed).to(torch.float32)
             parts_of_batch = compact_logits(model, packed, logits, windows)
         return list(zip(numbers, parts_of_batch, strict=True))
 
-    inputs = ((number, copy) for number in order for copy in copies(features[number]))
-    batches = filled_batches(inputs, lambda pair: len(pair[1]["input_ids"]), max_tokens=most)
+    def numbered_copies() -> Iterator[tuple[int, Feature]]:
+        for number in order:
+            for copy in copies(features[number]):
+                yield number, copy
+
+    batches = filled_batches(numbered_copies(), lambda pair: len(pair[1]["input_ids"]), max_tokens=most)
     with in_evaluation(model):
         for results in map_batches(compact, batches, device=model.device):
             for number, window in results:
                 parts[number].append(window)
-    return [chunks[0] if len(chunks) == 1 else torch.cat(chunks) for chunks in parts]
+    joined: list[Tensor] = []
+    for chunks in parts:
+        if len(chunks) == 1:  # a window without copies, which is not copied again
+            joined.append(chunks[0])
+        else:
+            joined.append(torch.cat(chunks))
+    return joined
 
 
 @contextmanager
 def in_evaluation(module: nn.Module) -> Iterator[None]:
-    """Disables dropout meanwhile.
+    """Disables dropout inside a ``with`` block, and restores the mode of the module afterwards.
 
     A model that is in evaluation mode already is not touched, because setting the mode of all modules takes longer than
     all else around the forward pass of a short row.
@@ -144,7 +159,7 @@ def in_evaluation(module: nn.Module) -> Iterator[None]:
 
 def finite(scores: Any) -> Any:
     """Returns the scores, or raises NotFiniteScoresError if one is not finite."""
-    if not scores.isfinite().all():
+    if not scores.isfinite().all():  # a nan would become some label, and a wrong prediction is worse than an error
         raise NotFiniteScoresError("the model's scores are not finite numbers. Its weights or its precision are broken")
     return scores
 
@@ -175,18 +190,20 @@ def compact_logits(
 def _compact_logits_of_head(
     task: Task, head: Head, batch: PackedBatch, logits: Any, features: Sequence[Feature]
 ) -> tuple[Tensor, ...]:
+    """Returns the compact logits of one head for each feature, from its logits ``[R, L]`` or ``[B, L]``."""
     parts = logits.split(list(batch.layout.gather_counts)) if head.per_token else logits.unbind()
     return tuple(tensor.cpu() for tensor in task.output.compact(parts, features))
 
 
 def count_terms(model: EncoderWithHeads, features: Sequence[Feature]) -> dict[str, float]:
-    """Returns the count of each loss term. See ``Output.counts``."""
+    """Returns the count of each loss term, by which a step divides its sum. See ``Output.counts``."""
     tasks = model.tasks
     if "" in tasks:
         return tasks[""].output.counts(features)
     counts: dict[str, float] = {}
     for name, task in tasks.items():
-        of_head = task.output.counts([feature for feature in features if feature.get("head") == name])
+        members = [feature for feature in features if feature.get("head") == name]
+        of_head = task.output.counts(members)
         counts |= {_term_name(name, term, len(of_head)): count for term, count in of_head.items()}
     return counts
 
@@ -210,4 +227,6 @@ def loss_terms(model: EncoderWithHeads, logits: Any, batch: PackedBatch) -> tupl
 
 def _term_name(name: str, term: str, count: int) -> str:
     """Returns the name of a task's loss term, "loss" for a single term."""
-    return f"{name}/{'loss' if count == 1 else term}"
+    if count == 1:
+        return f"{name}/loss"
+    return f"{name}/{term}"
