@@ -54,7 +54,7 @@ class FinishedRun:
     """A finished run and its model, as far as a card describes them.
 
     Attributes:
-        metadata, summary, config: The contents of run.json and metrics.json of the run, and of config.json of the model.
+        metadata, summary, config: The contents of run.json and metrics.json of the run, and of the model's config.json.
         recipe: The resolved recipe without paths. A run of ``fit`` has none.
         heads: The task of each head with its settings, or None if the task is not built in.
     """
@@ -153,9 +153,8 @@ class FinishedRun:
     def metrics_on(self, split: str) -> tuple[Metrics, Metrics]:
         """Returns the metrics over all classes and those of single classes, without the name of the split."""
         metrics = metrics_of_set(self.summary.metrics, split.removeprefix("validation").removeprefix("_"))
-        if self.heads is None:
-            table = MetricTable(overall=metrics)
-        else:
+        table = MetricTable(overall=metrics)
+        if self.heads is not None:
             table = metric_table(self.tasks, metrics)
         overall = {name: value for name, value in metrics.items() if name in table.overall}
         # A repeated metric equals one over all classes by definition.

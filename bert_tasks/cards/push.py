@@ -77,10 +77,10 @@ def push(
 ) -> Push:
     """Uploads a model folder to the Hugging Face Hub, in one commit.
 
-    It uploads the weights, the configuration, the tokenizer, the card, exported ONNX models and licence texts. It leaves
-    everything else in the folder where it is, for example the state of an unfinished training. A check before the upload
-    makes sure that the model can be loaded. Because all files are in one commit, readers of the repository never see
-    half of a model. Call it with ``dry_run=True`` first to see the files and their sizes.
+    It uploads the weights, the configuration, the tokenizer, the card, exported ONNX models and licence texts, and
+    nothing else of the folder. A check before the upload makes sure that the model can be loaded. Because all files are
+    in one commit, readers of the repository never see half of a model. Call it with ``dry_run=True`` first to see the
+    files and their sizes.
 
     Args:
         model: The folder of a model or of a finished run.
