@@ -151,6 +151,7 @@ def fit(
     )
     result = trainer.train(overwrite=overwrite, progress=progress)
     rows = GivenRows(validation=splits.validation, tasks=model.tasks)
+    # A finished run that is only looked up keeps its report.
     lacks_report = not (result.reused and (result.output_dir / REPORT).exists())
     write_after_run(result.output_dir, report=report and lacks_report, fit_rows=rows)
     return result
@@ -198,6 +199,7 @@ def write_after_run(folder: Path, *, report: bool, **options: Any) -> Path | Non
     """
     if not is_main_process():
         return None
+    # A folder of seeds, folds or trials has a run in each of its folders.
     for summary in sorted(folder.rglob(RUN_SUMMARY)):
         if (summary.parent / MODEL).is_dir():
             with _failures_logged("card"):

@@ -17,13 +17,14 @@ from typing import Any
 
 from bert_tasks.errors import UsageError
 
-# Variables whose names begin like this are shown.
+# Variables whose names begin like this are shown, because libraries that the package uses read them.
 _VARIABLES = re.compile(
     r"ACCELERATE_|AIM_|BERT_TASKS_|CUBLAS_|CUDA_|GLOO_|GOMP_|HF_|HUGGING_?FACE|KMP_|LANG$|LC_|LOCAL_RANK$|LRU_CACHE_|MASTER_|MKL_|MLFLOW_|ORT_"
     r"|NCCL_|NO_COLOR$|NVIDIA_|OMP_|ONEDNN_|OPENBLAS_|PYTHON|PYTORCH_|RANK$|REQUESTS_CA|SLURM_(NNODES|NTASKS|PROCID)|SSL_"
     r"|TENSORBOARD|TERM$|TMPDIR$|TOKENIZERS_|TORCH|TRACKIO_|TRANSFORMERS_|WANDB_|WORLD_SIZE$|XDG_CACHE_HOME$|\w*_PROXY$",
     re.IGNORECASE,
 )
+# A value is not shown at all if the name of its variable has one of these parts.
 _SECRET_NAME = re.compile(
     r"TOKEN|KEY|SECRET|PASS|PWD|CREDENTIAL|AUTH|COOKIE|SESSION|PRIVATE|SIGNATURE|USER|HEADERS", re.IGNORECASE
 )
@@ -81,6 +82,7 @@ def environment() -> dict[str, Any]:
 
 def cache_folders() -> dict[str, Path]:
     """Returns the cache folders of Hugging Face's libraries, by their variables."""
+    # The defaults are those of huggingface_hub and datasets.
     home = Path(os.environ.get("HF_HOME", Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "huggingface"))
     usual_folders = {"HF_HOME": home, "HF_HUB_CACHE": home / "hub", "HF_DATASETS_CACHE": home / "datasets"}
     folders = {}
@@ -211,4 +213,5 @@ def _folder(path: Path) -> str:
 
 
 def _gib(size: float) -> str:
+    """Formats a number of bytes."""
     return f"{size / 2**30:.1f} GiB"

@@ -131,5 +131,6 @@ def is_out_of_memory(error: BaseException) -> bool:
     return not is_other and any(sign in str(error).lower() for sign in _NO_MEMORY)
 
 
+# It is no BertTasksError, because no user sees it.
 class GivenUpError(Exception):
     """Training or evaluation that was asked to stop early. The caller always catches it."""

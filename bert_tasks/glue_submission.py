@@ -21,7 +21,7 @@ from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe.schema import load_recipe
 from bert_tasks.storage import atomic_path, check_path
 
-_LOWEST, _HIGHEST = 0.0, 5.0  # STS-B's scale
+_LOWEST, _HIGHEST = 0.0, 5.0  # the scale of STS-B, which a regression may leave
 
 
 @dataclass(frozen=True)
@@ -121,6 +121,7 @@ def _test_rows(spec: DataSpec, test_set: TestSet, model: TaskModel) -> Rows | No
     if test_set.config is not None and not path.exists():
         return None
     table = read(path, columns, ReadOptions(format=test_set.format), require_labels=False)
+    # The server expects a line for each row of its own file, so none may be left out.
     if table.notes:
         raise DataError(f"{path}: every test row needs a prediction, but {' and '.join(table.notes)}")
     return table

@@ -85,12 +85,13 @@ def atomic_folder(target: Path, *, staging: Path, replaced: Path) -> Iterator[Pa
     A folder that is not empty cannot be replaced by one rename, so the earlier folder is called ``replaced`` between
     two renames. A kill in between leaves it there.
     """
-    target = Path(os.path.realpath(target))
+    target = Path(os.path.realpath(target))  # a link stays, and the folder that it leads to is replaced
     shutil.rmtree(staging, ignore_errors=True)
     shutil.rmtree(replaced, ignore_errors=True)
     try:
         staging.mkdir()
         yield staging
+        # The content is on the disk before the first rename, and the names are after the last one.
         flush_files(staging)
         if target.exists():
             os.replace(target, replaced)
@@ -278,6 +279,7 @@ def locked(folder: Path) -> Iterator[None]:
     however the process ends. A file system without locks holds nothing.
     """
     check_path(folder)
+    # What this call creates it also removes, so that a refused run leaves no empty folders.
     created = [path for path in (folder.absolute(), *folder.absolute().parents) if not path.exists()]
     file = folder / LOCK
     lock = FileLock(file, blocking=False, thread_local=False)

@@ -32,7 +32,7 @@ class Table:
         widths = [max(len(cell) for cell in column) for column in zip(*table, strict=True)]
         align = str.rjust if self.has_numbers else str.ljust
         lines = []
-        for first, *others in table:
+        for first, *others in table:  # the first column has the names of the rows
             cells = [first.ljust(widths[0])]
             for cell, width in zip(others, widths[1:], strict=True):
                 cells.append(align(cell, width))

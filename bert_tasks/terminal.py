@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TextIO, cast
 
-_NOT_PLAIN = re.compile(r"[^\n\t -~]")
+_NOT_PLAIN = re.compile(r"[^\n\t -~]")  # not printable ASCII. What of it may be shown, Unicode's tables say
 _JOINERS = "\u200c\u200d"  # not printable by themselves, but parts of words and emoji
 
 

@@ -135,6 +135,7 @@ def _model_folder(path: Path) -> Path:
         else:
             problem = missing_path(path, "folder")
         raise UsageError(f"{path}: {problem}")
+    # The folder of a run has the model in a folder of its own.
     if not (path / CONFIG).is_file():
         if (path / outputs.RUN).is_file() and outputs.read_summary(path) is None:
             raise UsageError(f"{path}: the run is not finished. Train it to its end, or push {path / outputs.MODEL}")
@@ -152,6 +153,7 @@ def _files_to_upload(folder: Path) -> tuple[dict[str, int], tuple[str, ...]]:
     paths = [path for path in (*folder.iterdir(), *folder.glob("onnx/*")) if path.name != "onnx"]
     names = sorted(path.relative_to(folder).as_posix() for path in paths)
     names_to_upload = [name for name in names if is_model_file(name) or _matches(name, _ACCOMPANYING)]
+    # A file that must not be published is an error and not left out, because the model would lack it.
     files = {}
     for name in names_to_upload:
         path = folder / name

@@ -40,7 +40,11 @@ class _Parser:
     """How a command or the application reads its arguments, as a mix-in for typer's classes."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """The parameters as ``--help`` shows them. Metavars name the units, so typer's types and ranges are hidden."""
+        """Returns the parameters as ``--help`` shows them.
+
+        Metavars name the units, so typer's types and ranges are hidden.
+        """
+        # typer shows "INTEGER RANGE [1<=x<=20]" and the like, which the metavar and the help already say.
         params: list[Any] = super().get_params(ctx)  # type: ignore[misc]  # of the typer class beside it
         for param in params:
             if getattr(param, "is_flag", False):
@@ -171,7 +175,7 @@ def print_notice(text: str) -> None:
         try:
             print(printable(text), flush=True)
         except OSError:
-            discard_output(1)
+            discard_output(1)  # otherwise the text that is still buffered would fail again at exit
 
 
 def print_err(text: str) -> None:
@@ -230,6 +234,7 @@ def standard_streams() -> Iterator[None]:
                 os.close(opened)
     if sys.stdout is None:
         sys.stdout = io.TextIOWrapper(os.fdopen(1, "wb", closefd=False), encoding="utf-8")
+    # In a locale such as C, Python could not print the letters of most languages.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -279,6 +284,7 @@ def exit_without_shutdown(code: str | int | None) -> NoReturn:
     In a run of several processes, a communication thread that is still alive at shutdown would abort the process and
     replace its exit code. In a server, Python would wait for the thread that loads a model.
     """
+    # A command that has not imported the module has joined no group of processes.
     if "bert_tasks.distributed" in sys.modules:
         from bert_tasks.distributed import leave_process_group
 

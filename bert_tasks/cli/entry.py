@@ -89,6 +89,7 @@ def _report_error(error: Exception, *, debug: bool) -> int:
     """Prints what the user needs to know, and returns the exit code."""
     if isinstance(error, TyperException):
         error = UsageError(_parser_message(error))
+    # A reader such as ``head`` has all it wants, so nothing is said about it.
     if isinstance(error, ClosedPipeError | BrokenPipeError):
         discard_output(1)
         return ClosedPipeError.exit_code
@@ -131,6 +132,7 @@ def _setting_hint(error: TyperException) -> str:
 
 def _typed_value(option: str) -> str:
     """Returns the value of an unknown option in the command, or VALUE if it has none."""
+    # The parser stops at an unknown option, so its value is looked up in what was typed.
     for word, following in zip(sys.argv, [*sys.argv[1:], ""], strict=True):
         if word.startswith(f"{option}="):
             return word.partition("=")[2]
@@ -164,6 +166,7 @@ def _message(error: Exception, *, debug: bool) -> str:
         if error.collective:
             return ""
         return f"{prefix}error: {error}\n"
+    # The message of a library may be long, and may quote an address with a password.
     reason = masked(str(error)).partition("\n")[0][:500]
     if _is_lost_connection(error):
         other = f"process {1 - rank}" if process_count() == 2 else "another process"

@@ -149,6 +149,7 @@ def predict(
         raise typer.BadParameter(f"{option} needs --labels")
     if labels is not None and text_pair:
         raise typer.BadParameter("--labels and --text-pair exclude each other, because the labels are second texts")
+    # A submission is made of the test rows that belong to the run, so there is no file to name.
     if reading.format == "glue":
         from bert_tasks.glue_submission import glue_submission
 
@@ -331,6 +332,7 @@ def rows_progress(*, quiet: bool) -> Iterator[Callable[[int, int | None], None]]
         now = time.monotonic()
         if first is None:
             first = (now, rows)
+        # The last state is always shown.
         if now - last_shown < _PROGRESS_INTERVAL and rows != total:
             return
         last_shown = now
@@ -436,6 +438,7 @@ def export(
     """
     from bert_tasks.export import export
 
+    # The other fields of ReadOptions are arguments of ``export``.
     options = {name: value for name, value in vars(reading).items() if name not in ("document", "split")}
     loading |= {"adapter": adapter, "overwrite": overwrite}
     result = export(model, to=to, output=output, data=data, **loading, **options)

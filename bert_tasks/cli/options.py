@@ -122,6 +122,7 @@ def shared_options(**groups: Callable[..., Any]) -> Callable[[Callable[..., None
         call.__name__ = command.__name__
         call.__doc__ = command.__doc__
         call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        # typer reads the options of a command from its signature and its annotations.
         call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # PEP 362
         return call
 

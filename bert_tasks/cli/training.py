@@ -115,6 +115,7 @@ def _load_or_write(file: Path, changes: list[str], output_dir: Path | None, *, d
     from bert_tasks.distributed import main_process_first, make_accelerator
     from bert_tasks.init import init_recipe, run_name
 
+    # A misspelt file is an error here, before a recipe of its name is looked for.
     if not file.is_dir():
         for source in matching_files(file):
             existing_file(source)
@@ -138,7 +139,7 @@ def _load_or_write(file: Path, changes: list[str], output_dir: Path | None, *, d
                     hint = "To name columns or a format, write the recipe with `bert-tasks init`."
                     raise DataError(f"{error}\n{hint}") from None
                 if draft.alternatives:
-                    path.unlink()
+                    path.unlink()  # the next call would take it for the user's choice
                     raise DataError(_question(file, draft))
                 findings = [*draft.findings()]
                 if not dry_run:
@@ -147,6 +148,7 @@ def _load_or_write(file: Path, changes: list[str], output_dir: Path | None, *, d
         if not quiet:
             print_err(line)
         loaded = load_recipe(path, overrides=changes, output_dir=output_dir)
+    # An earlier recipe of this name may be about other rows, for example of another folder.
     train = Path(str(loaded.data.train))
     source = Path(os.path.abspath(file))
     if source not in (train, *train.parents):

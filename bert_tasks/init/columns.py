@@ -27,10 +27,10 @@ LABEL_NAMES = (
 _AMOUNT_NAMES = ("score", "stars", "similarity", "rating", "quality", "relevant")  # numbers called so may be amounts
 _ID_NAMES = ("id", "ids", "uid", "uuid", "guid", "idx", "index", "url", "uri", "link", "date", "timestamp", "at")
 _CHOICE_STEMS = ("choices", "choice", "options", "option", "endings", "ending", "answers", "answer", "candidates")
-_LETTERS = tuple("ABCDEFGH")
+_LETTERS = tuple("ABCDEFGH")  # columns of choices in exams
 _WORD_OF_NAME = re.compile(r"[^\W\d_]+")
-_CAPITAL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-_NUMBER_OF_NAME = re.compile(r"[ _]?([0-9]+|[A-Z])$|[ _][a-z]$")
+_CAPITAL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")  # where the next word of a name such as userId begins
+_NUMBER_OF_NAME = re.compile(r"[ _]?([0-9]+|[A-Z])$|[ _][a-z]$")  # of option1, optionA, option_1 and option a
 _FEWEST_WORDS = 2  # in a text of a corpus on average, because shorter texts are names
 _LEAST_CONTEXT = 10  # words of a passage on average
 _MOST_TAGS = 200
@@ -100,6 +100,7 @@ def is_id_like(column: ColumnProfile) -> bool:
     """
     if column.is_reference:
         return True
+    # A flag is a label, whatever it is called.
     if is_flag(column):
         return False
     words = name_words(column.name)
@@ -169,6 +170,7 @@ class FileColumns:
             name = ",".join(flags)
             rows = _joined(rows, name, flags, set_labels)
             label_sets[name] = flags
+        # Several columns that are one to a task get a column of their own, whose cells hold theirs.
         choices = dict(_choice_columns(names))
         for name, columns in choices.items():
             rows = _joined(rows, name, columns, _cells_in_order)
@@ -237,6 +239,7 @@ class FileColumns:
     def _texts(self, usual: Sequence[str]) -> list[ColumnProfile]:
         """Returns the texts, longest first, or a single column of shorter ones."""
         plain = [c for c in self.usable if c.nested == 0 and not c.is_number]
+        # Texts that repeat may be classes, so they are taken only if nothing else is a text.
         texts = [c for c in plain if (c.is_text and not c.is_classes) or c.known in usual]
         if not texts:
             texts = [c for c in plain if c.is_text]
@@ -266,6 +269,7 @@ class FileColumns:
                 fitting.append(column)
         repeated = _repeated_label(fitting)
         fitting = [column for column in fitting if column.name != repeated]
+        # Whole numbers that do not repeat may count something, so other labels go before them.
         plain = {c.name: c.is_sets or c.is_classes or c.decimals for c in fitting}
         # The sort is stable, also with ``reverse``, so equal columns stay in this order.
         last_first = fitting[::-1]
@@ -292,8 +296,11 @@ def label_kinds(label: ColumnProfile) -> list[ColumnKind]:
     if label.is_amount:
         is_class_number = counts_classes and label.is_repeated and label.known in LABEL_NAMES
         return [_CLASS] if is_class_number else [_NUMBER]
+    # A few cells such as "n/a" among numbers are mistakes of the file.
     if label.numbers >= _MOST_NUMBERS and not label.is_number and not label.is_classes:
         return [_NUMBER, _CLASS]
+    # Numbers such as ratings from 1 to 5 may be classes or an amount, which is a tie. Numbers from 0 without gaps are
+    # classes, unless the column is called like an amount.
     is_amount_name = set(name_words(label.name)[-1:]).intersection(_AMOUNT_NAMES)
     is_certain = (counts_classes and not is_amount_name) or label.hidden_value is not None
     if label.is_number and label.distinct > 2 and not is_certain:
@@ -303,6 +310,7 @@ def label_kinds(label: ColumnProfile) -> list[ColumnKind]:
 
 def has_few_tags(tags: ColumnProfile, words: ColumnProfile) -> bool:
     """Returns True if the names in a column of lists are fewer than those in the column of words."""
+    # Words are drawn from a far larger vocabulary than tags.
     if not tags.names or len(tags.names) > _MOST_TAGS:
         return False
     return not words.names or len(tags.names) < len(words.names)

@@ -58,7 +58,7 @@ from bert_tasks.init.columns import (
 from bert_tasks.tasks import TASKS
 from bert_tasks.tasks.base import Task
 
-_COMPARED_ROWS = 300  # in which columns must fit together
+_COMPARED_ROWS = 300  # the first rows, in which columns must fit together. Converting all rows would take long
 _MOST_FAILING = 0.1  # share of the rows
 _MOST_FAILING_IF_NAMED = 0.5  # above which a reading with better names than the best is no alternative
 _CANDIDATES = 8  # columns of the file for each column of a task
@@ -176,6 +176,8 @@ def best_reading(rows: Sequence[Row], hints: UserHints) -> tuple[Reading, Sequen
     best, *others = readings
     if hints.label is None:
         _refuse_numbered_tags(best)
+    # The order also counts relations and columns, but a user who named columns as usual meant them. So a reading is a
+    # tie by its names alone.
     ties = [other for other in others if other.names >= best.names]
     alternatives = [_difference(other, best) for other in ties]
     for failing, names, reason in dropped:
@@ -327,6 +329,7 @@ def _usual_names(task: type[Task], name: str) -> Sequence[str]:
 def _fit_together(task: type[Task], chosen: Mapping[str, ColumnProfile], kinds: Mapping[str, ColumnKind]) -> bool:
     """Returns True if the profile of the label fits that of the other columns, or if all have usual names."""
     label = list(chosen)[-1]
+    # Three columns with a plain label are a pair of texts.
     if isinstance(kinds[label], _PLAIN_LABELS) and len(chosen) == 3:
         first, second, _ = chosen.values()
         varied = first.distinct > 1 and second.distinct > 1
@@ -393,6 +396,7 @@ def _reading(
         joined = len(columns.sources(column)) - 1
         read[label] = column
     names = _names_of(task, chosen)
+    # Columns such as option1 and option2 are a usual name, although none of them is the task's own.
     if any(column.name in columns.choices for column in chosen.values()):
         names += _CHOICE_NAMES
     return Reading(task=task, columns=read, kind=kind, settings=settings, names=names, joined=joined)

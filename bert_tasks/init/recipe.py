@@ -131,6 +131,7 @@ def init_recipe(
         rows=sample.count,
         left_out=0,
     )
+    # A recipe that training would refuse is not written.
     draft = _tried(draft)
     content = recipe_text(draft)
     try:
@@ -390,7 +391,8 @@ def _tasks_of_labels(rows: Sequence[Row], labels: Sequence[str], hints: UserHint
         head_tasks({task.name: task.entry() for task in tasks.values()})
     except ValueError as error:
         raise UsageError(str(error)) from None
-    longest = max(task.words for task in tasks.values())  # equal lengths let them share a forward pass
+    # Windows of equal length let the tasks share a forward pass.
+    longest = max(task.words for task in tasks.values())
     return tuple(replace(task, words=longest) for task in tasks.values())
 
 

@@ -108,12 +108,14 @@ def read_sample(path: Path, reading: ReadOptions) -> FileSample:
     if shown is not None:
         options["encoding"], reason = shown
         notes = (reason,)
+    # A .txt file is read as texts, but many tables are called so, too.
     if layout.has_documents and reading.format is None:
         table = _table_in_text(files[0], options)
         if table is not None:
             layout = FORMATS[table["format"]]
             options |= table
             notes = (*notes, f"its lines are rows of a table, so the format is {layout.name}")
+    # Only tables with quotes have a delimiter and a header to detect.
     if not layout.quoted:
         sample = _read(path, layout, options)
         if isinstance(layout, ExcelFormat) and _is_row_of_values(sample):
@@ -136,6 +138,7 @@ def read_sample(path: Path, reading: ReadOptions) -> FileSample:
     shape = _wrong_shape(sample, files[0])
     if shape is not None:
         raise DataError(f"{path}: {shape}")
+    # The reader decodes wrong bytes to halves of surrogate pairs, so that it can report their place.
     for row in sample.rows:
         for name, value in row.items():
             if not is_encodable(name) or _UNKNOWN_BYTE.search(str(value)):
@@ -160,6 +163,7 @@ def _wrong_shape(sample: FileSample, file: Path) -> str | None:
     for number, name in enumerate(sample.columns[1:], start=2):
         if not name.strip() and any(row.get(name) not in (None, "") for row in sample.rows):
             return f"column {number} has no name in the first line. Name it, or remove the lines above the names"
+    # A header without a delimiter makes a single column of each line.
     for mark in _DELIMITERS:
         counts = {str(row.get(sample.columns[0])).count(mark) for row in sample.rows}
         if len(sample.columns) == 1 and len(counts) == 1 and 0 not in counts and sample.count >= _FEWEST_LINES:
@@ -264,8 +268,9 @@ def _detect_delimiter(path: Path, layout: Format, options: Options) -> FileSampl
         except DataError as error:  # the header has a name twice, or a quote is never closed
             problem = error if problem is None else problem
             continue
+        # Another delimiter than the usual one must give several columns.
         if notes and sample.cost[0]:
-            continue  # another delimiter than the usual one must give several columns
+            continue
         if best is None or sample.cost < best.cost:
             best = sample
         if best.cost == (False, 0):

@@ -194,6 +194,7 @@ def make_report(
     written_to = [page_path]
     if data is not None:
         written_to.append(Path(data))
+    # No file of rows may replace the page, the file that is read, or another file of rows.
     for path, content in ((mistakes, "mistakes"), (label_issues, "labels")):
         if path is not None:
             check_rows_file(Path(path), written_to, content)
@@ -225,8 +226,10 @@ def make_report(
     if data is not None:
         options = ReadOptions() if reading is None else reading
         on_file = results_on_file(run, data, by=by, read_options=options, on_error=on_error)
+    # Explanations are part of the page only, so they come before it and behind all figures.
     if model is not None:
         results, on_file = _explained(run, model, explain, results, on_file)
+    # The page is written last, so that a report stands for all of its files.
     wrong_rows = None
     if mistakes is not None:
         wrong_rows = _write_mistakes(Path(mistakes), run, results, on_file)
@@ -319,6 +322,7 @@ def _with_label_issues(run: Run) -> tuple[Run, tuple[LabelIssue, ...]]:
 
 
 def _folders_of(runs: Sequence[str | Path] | str | Path) -> list[Path]:
+    """Returns one or several folders as a list."""
     if isinstance(runs, str | Path):
         return [Path(runs)]
     folders = [Path(run) for run in runs]
@@ -328,6 +332,7 @@ def _folders_of(runs: Sequence[str | Path] | str | Path) -> list[Path]:
 
 
 def _check_paths(paths: Sequence[str | Path | None]) -> None:
+    """Raises UsageError for a path that no file can have."""
     for path in paths:
         if path is not None:
             check_path(path)
@@ -387,6 +392,7 @@ def _write_mistakes(path: Path, run: Run, results: Mapping[str, Results], on_fil
     for name, results_on_set in sets.items():
         wrong += [(name, row) for row in results_on_set.sections.results if not row.is_correct]
     rows: list[dict[str, Any]] = []
+    # The most confident mistakes come first, because they often are mistakes of the labels.
     for name, result in sorted(wrong, key=lambda pair: -pair[1].score):
         cells = {"line": result.row.get("line")}
         if len(sets) > 1:
@@ -409,6 +415,7 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]], *, last: Sequence[
             for row in rows:
                 file.write(json_line(row))
         else:
+            # A table needs all of its columns before its first row. Rows of several files may differ in theirs.
             flat_rows = [flat(row) for row in rows]
             columns: dict[str, None] = {"line": None}
             for row in flat_rows:

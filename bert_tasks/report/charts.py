@@ -178,6 +178,7 @@ def _chart(lines: Sequence[Line], run: Run | None, unit: str, title: str, *, fro
     rule = None
     if run is not None and run.summary is not None:
         rule = (float(run.summary.best_step), "best model")
+    # From zero, the height of a loss shows how much of it is left. Scores would lie on one another.
     shown_values = [0.0, *values] if from_zero else values
     return Chart(
         title=title,
@@ -190,6 +191,7 @@ def _chart(lines: Sequence[Line], run: Run | None, unit: str, title: str, *, fro
 
 
 def _points(run: Run, metric: str) -> list[Point]:
+    """Returns a metric at each evaluation."""
     return [_point(event.step, event.metrics.get(metric)) for event in run.evaluations]
 
 

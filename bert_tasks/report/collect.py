@@ -154,7 +154,7 @@ def gather(folders: Sequence[Path], fit_rows: GivenRows | None = None) -> list[R
     Raises:
         UsageError: A folder holds no run, or occurs twice.
     """
-    homes: list[Path] = []
+    homes: list[Path] = []  # the folders of single runs
     for folder in folders:
         if (folder / SEEDS).is_file():
             runs = read_record(folder / SEEDS, SeedsRecord, remedy=f"name the runs, {folder}/seed-N").runs
@@ -222,6 +222,7 @@ def _cross_validation(folder: Path, name: str, metadata: RunRecord) -> Run:
         tasks = {held_out.head: held_out.task}
     except (BertTasksError, OSError) as error:
         missing.append(f"The models could not predict their rows again: {error}")
+    # The folds together are one run with one set of rows, so run.json of the first fold is changed to say so.
     metrics = metadata.metrics.model_copy(update={"sets": [""], "best": folds.metric})
     about_all = {"rows": folds.rows, "data": {"held_out": split}, "metrics": metrics}
     return Run(
@@ -239,6 +240,7 @@ def _cross_validation(folder: Path, name: str, metadata: RunRecord) -> Run:
 
 
 def _recipe_text(home: Path) -> str | None:
+    """Returns the recipe of a run, or None for a run of ``fit``."""
     path = home / outputs.RECIPE
     if not path.is_file():
         return None
@@ -328,6 +330,7 @@ def _run(folder: Path, name: str, metadata: RunRecord, rows_of_fit: GivenRows | 
     """Reads a run, and predicts its validation rows again."""
     summary = outputs.read_summary(folder)
     predicted, tasks, missing = _predict_validation(folder, metadata, rows_of_fit)
+    # Without predictions, the settings of the task still say how metrics are shown.
     if tasks is None:
         with suppress(BertTasksError):
             tasks = stored_tasks(CheckpointFolder.open(folder / outputs.MODEL))
@@ -396,6 +399,7 @@ def _predict_validation(
     missing: list[str] = []
     for name, table in rows_of_fit.validation.items():
         split = f"validation_{name}" if name else "validation"
+        # Predictions of other rows would not belong to the metrics that the run recorded.
         recorded = metadata.data.get(split)
         if recorded is None or recorded.fingerprint != table.fingerprint:
             missing.append(f"{table.source} has changed since the run, so its results cannot be shown.")

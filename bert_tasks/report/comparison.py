@@ -133,6 +133,7 @@ def _against_first(run: str, first: Results, other: Results, metric: str) -> Com
         return ComparedRun(run=run, value=Estimate(value=None), no_p=f"it has no {metric}")
     first_formula = first.sections.measure
     formula = other.sections.measure
+    # The same rows are drawn for both runs, so what makes rows hard for both does not widen this interval.
     gap = difference(first_formula, formula, metric)
     compared = ComparedRun(run=run, value=other.estimates[metric], difference=gap)
     # Sums over rows can be swapped only if they are the same sums, of the same labels.

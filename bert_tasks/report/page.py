@@ -208,6 +208,7 @@ def _f1_table(name: str, results: Sequence[Results], share: int) -> dict[str, An
 
 def _most_frequent(table: Sequence[ScoreRow], share: int) -> list[ScoreRow]:
     """Returns the rows of the most frequent labels, in the order of the table."""
+    # A task may have thousands of labels. Those that are not shown are counted below the table.
     most = max(1, _MOST_LABELS // share)
     frequent = {row.name for row in sorted(table, key=lambda row: -row.count)[:most]}
     return [row for row in table if row.name in frequent]
@@ -295,6 +296,7 @@ def _result_content(results: Results, fitted_on: str, share: int) -> dict[str, A
         if chart.is_fitted:
             chart = replace(chart, note=f"{chart.note}. It was chosen {fitted_on}.")
         drawn.append(chart)
+    # A page without examples of mistakes says whether there are none.
     is_perfect = bool(sections.results) and all(row.is_correct for row in sections.results)
     left_out = results.left_out + len(results.table) - len(table)
     return {
@@ -309,8 +311,8 @@ def page_environment() -> Environment:
     """Returns the functions and the settings of the pages' templates."""
     environment = Environment(
         loader=PackageLoader("bert_tasks.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
+        autoescape=True,  # texts of rows and names of labels may hold HTML
+        undefined=StrictUndefined,  # a misspelt name is an error and not an empty text
         finalize=_shortened,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -403,6 +405,7 @@ def _properties(run: Run) -> list[tuple[str, str]]:
                 on_set = f" on {name}" if name else ""
                 shares.append(f"{share:.1%}{on_set}")
             properties.append(("predictions as the teacher's", ", ".join(shares)))
+    # A limit of steps decides how long a run is, and the number of epochs then says nothing.
     in_steps = settings.get("optim.max_steps") is not None
     for name, key in _SETTINGS:
         if not (in_steps and key == "optim.epochs"):

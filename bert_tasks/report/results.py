@@ -33,7 +33,7 @@ MOST_VALUES = 20  # values of a column that have a row of their own
 EMPTY = "(empty)"
 FEW_ROWS = 30  # a page warns of the scores of a slice with fewer rows
 _INTERNAL = (RECORD, FOLD_GROUP, "line")  # the fields of a row that are no columns
-# ``f1\0complaint`` is the estimate of a score of one label. A label may hold any other character.
+# ``f1\0complaint`` is the estimate of a score of one label. The name of no other metric has this character.
 _OF_LABEL = "\0"
 
 Scores = Mapping[str, Estimate]
@@ -256,6 +256,7 @@ def slices_of_heads(
     Raises:
         UsageError: No row has such a column.
     """
+    # The metric of several tasks is a mean over them, which has no formula of sums over rows and so no interval.
     metric = primary_metric(tasks)
     read: dict[str, list[Row]] = {}  # the labelled rows of each head
     places: dict[str, dict[int, int]] = {}  # the number of a row -> its place among these
@@ -302,6 +303,7 @@ def group_rows(column: str, rows: Sequence[Row]) -> tuple[dict[str, list[int]], 
     Raises:
         UsageError: No row has the column.
     """
+    # The columns of the file come first, because users name what they see in it.
     cells: Sequence[Mapping[str, Any]] = [file_cells(row) for row in rows]
     if not any(column in row for row in cells):
         # It may be a column of the task that has another name in the file.
@@ -427,6 +429,7 @@ def results_on_file(
     model = model_of(run, f"to evaluate on {data}")
     reading = reading_for_labels(model, data, read_options)
     options = options_for_file(reading, data, model.columns, model.row_columns)
+    # All columns of the file are kept, for the slices and for the file of mistakes.
     table = labelled_table(model, data, reading=options, on_error=on_error, passthrough="all")
     evaluation = evaluate_data(model, table, reading=options)
     rows = list(table)

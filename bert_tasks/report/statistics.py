@@ -57,6 +57,7 @@ def bootstrap(measure: MetricFormula, *, seed: int = SEED, replicates: int = REP
     from scipy import stats  # its import takes 2 s
 
     rows = measure.statistics
+    # A single row is the only one that can be drawn, so all replicates would be equal.
     if rows.rows < 2:
         return {name: Estimate(value=value) for name, value in measure.values().items()}
 
@@ -83,7 +84,7 @@ def bootstrap(measure: MetricFormula, *, seed: int = SEED, replicates: int = REP
 
 def paired(first: MetricFormula, second: MetricFormula, name: str) -> MetricFormula:
     """Returns the formula of ``second`` minus ``first`` in one number."""
-    columns = first.statistics.columns
+    columns = first.statistics.columns  # the sums of the second model follow those of the first
 
     def gap(sums: Floats) -> Floats:
         difference = second.number(name, sums[..., columns:]) - first.number(name, sums[..., :columns])
@@ -129,6 +130,9 @@ def permutation_test(
         gaps[np.isnan(gaps)] = math.inf  # a swap without a value is no evidence of a difference
         return gaps
 
+    # "samples" exchanges the two values of a row. The test gets numbers of rows instead of values, and the gap above
+    # looks the sums up, because the metric is no function of two values of a row. "greater" of an absolute value is
+    # two-sided.
     result: Any = stats.permutation_test(
         (np.arange(count), np.arange(count, 2 * count)),
         absolute_gap,

@@ -108,6 +108,7 @@ def build_app(served: Served, gate: Gate, *, name: str) -> FastAPI:
 
     @app.exception_handler(RequestValidationError)
     async def invalid_query(request: Request, error: RequestValidationError) -> JSONResponse:
+        # FastAPI's own response would repeat the value that the client sent.
         faults = [{key: fault[key] for key in ("loc", "msg", "type")} for fault in error.errors()]
         return error_response(request.scope, HTTPException(422, faults))
 
@@ -120,6 +121,7 @@ def build_app(served: Served, gate: Gate, *, name: str) -> FastAPI:
         detail = "the model returned a score that is not a finite number, so there is no prediction"
         return error_response(request.scope, HTTPException(500, detail))
 
+    # These two are asked when the metrics are read, so that no event has to keep them up to date.
     gate.metrics.queue_depth.set_function(lambda: sum(batcher.waiting for _, batcher in served.values()))
     gate.metrics.ready.set_function(lambda: not gate.draining())
     answer = _Answers(served, gate.limits, name)
@@ -283,6 +285,7 @@ class _Answers:
         """Reads a request, predicts its rows, and returns the response."""
         body = request.scope["body"]
         content_type = request.headers.get("content-type", "")
+        # A large request has a large response, so both are made where the event loop does not wait for them.
         batcher, call = await self._work(body, lambda: self._read(body, content_type, read))
         if explain:
             _check_explainable(call, batcher)
@@ -405,6 +408,7 @@ def encoded(content: Any) -> bytes:
 
 async def _answers(request: Request, predictions: Coroutine[Any, Any, Sequence[Any]], limits: Limits) -> Sequence[Any]:
     """Returns predictions. If the client disconnects or the time is over, the request leaves the queue."""
+    # After the body, a disconnect is all that a client can send.
     answer = asyncio.ensure_future(predictions)
     answer.add_done_callback(retrieve_exception)
     gone = asyncio.ensure_future(request.receive())

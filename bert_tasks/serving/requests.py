@@ -48,8 +48,7 @@ class Call:
 
     Attributes:
         rows, task: As for ``Batcher.answer``.
-        respond: A function that returns the content of the response from the predictions and the number of tokens of the
-            request.
+        respond: A function that returns the content of the response from the predictions and the number of tokens.
         truncate: True if a text that is too long is cut. Otherwise it is rejected.
         tokens: The number of tokens that the model reads, which ``count`` sets.
     """
@@ -134,6 +133,7 @@ class BodyReader:
         self._names = names
         self._columns = columns
         self._conversion = conversion_of(self._columns, others=names)
+        # A column that another head of the model reads is not rejected.
         names_read = stored_names(self._columns)
         self._rejected: dict[str, str] = {}
         for name, reason in rejected.items():
@@ -197,6 +197,7 @@ def requested_labels(content: Any, model: AnyModel, limits: Limits) -> ZeroShotC
     columns = {column.name for column in source_columns(model.row_columns)}.union(model.columns.values())
     if not isinstance(content, dict) or LABELS not in content or LABELS in columns:
         return None
+    # What is left of the request is read as rows.
     labels = content.pop(LABELS)
     multi_label = content.pop("multi_label", False)
     if not isinstance(labels, list) or not 0 < len(labels) <= limits.rows:
@@ -269,6 +270,7 @@ def validated(model: type[RequestT], content: Any) -> RequestT:
         return model.model_validate(content)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    # A key that is not expected is the client's own text, so it is cut.
     path: list[str | int] = []
     for key in first["loc"]:
         if isinstance(key, str):

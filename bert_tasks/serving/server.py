@@ -140,8 +140,10 @@ async def run_server(
         limits, batch_tokens, max_wait, grace, notify: As for ``serving.serve``.
     """
     gate = Gate(limits=limits, metrics=ServerMetrics(), draining=lambda: server.should_exit)
-    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
-    app = TrustedHostMiddleware(gate, allowed_hosts=hosts, www_redirect=False)  # against DNS rebinding
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # below this level it tells about each start and stop
+    # A page of another site may let its own name point to this machine (DNS rebinding). A browser then takes the server
+    # for a part of that site, but sends its name in the Host header.
+    app = TrustedHostMiddleware(gate, allowed_hosts=hosts, www_redirect=False)
     server = Server(http_config(app, connections=limits.connections, grace=grace))
     with _signals_to(server):
         serving = asyncio.create_task(server.serve(sockets=[listener]))
@@ -188,6 +190,7 @@ def load_served(
         CheckpointError, UsageError: As for ``load_warm``.
     """
     served: dict[str, tuple[AnyModel, ForwardFn]] = {}
+    # A base that was only pre-trained answers nothing itself, but its adapters have heads.
     try:
         served[""] = load_warm(base, **options)
     except NoHeadError:
