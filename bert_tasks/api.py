@@ -1,4 +1,7 @@
-"""``fit`` and ``train`` for users, with the model card and the report."""
+"""``fit`` and ``train`` for users, which write the model card and the report behind a run.
+
+This module owns what ``fit`` accepts as rows and as settings. The run itself is in ``training``.
+"""
 
 import inspect
 import logging
@@ -67,6 +70,9 @@ def fit(
 ) -> FitResult:
     """Fine-tunes a model and saves the best weights in ``output_dir/model``.
 
+    Use it if the rows or the model are Python objects, or in a notebook. A recipe and ``train`` are better for runs
+    that others should repeat, because a recipe states everything in one file. Both run the same loop.
+
     Call it again with the same settings and rows to resume an interrupted run. A finished run is not repeated. SIGTERM
     and SIGINT save the run after the current step.
 
@@ -98,6 +104,9 @@ def fit(
             ``validation_share``, ``max_rows``, ``on_error``, keys of ``[teacher]`` after ``teacher_``, and fields of
             `ReadOptions`.
 
+    Returns:
+        The metrics of the best model, the step of its weights, and the folder of the run.
+
     Raises:
         RecipeError: A setting has an impossible value.
         DataError: Rows cannot be used. The message names all of them.
@@ -109,17 +118,23 @@ def fit(
 
     Example:
         >>> result = fit(model, "train.csv", "dev.csv", output_dir="runs/x", epochs=3, learning_rate=2e-5)
+        >>> (result.output_dir / "model" / "config.json").is_file()
+        True
     """
     if _is_dataset_dict(train):
         train, validation = _splits_of_dict(train, validation)
     reading, arguments = _split_arguments(settings)
+    optimizer_factory = None
     if isinstance(optimizer, str):
         arguments["optimizer"] = optimizer
+    else:
+        optimizer_factory = optimizer
     arguments["metrics"] = metrics
     tasks = train.keys() if _is_by_task(train) else ()
     recipe = recipe_of_arguments(arguments, teacher=_teacher_names(teacher), output_dir=str(output_dir), tasks=tasks)
     prepare_model(model, seed=recipe.run.seed)
-    has_assumed_labels = any(of_head.has_assumed_labels for of_head in model.heads.values())
+    # Such a model gets its labels from the rows. Its new head is then drawn with the seed of the run.
+    has_assumed_labels = any(head.has_assumed_labels for head in model.heads.values())
     check_installed(recipe.run.trackers)
     with main_process_first(make_accelerator(recipe.optim.mixed_precision)):
         splits = _load_splits(model, train, validation, recipe, reading)
@@ -132,10 +147,11 @@ def fit(
         run=recipe.run,
         model_settings={"gradient_checkpointing": recipe.model.gradient_checkpointing},
         callback=callback,
-        optimizer=None if isinstance(optimizer, str) else optimizer,
+        optimizer=optimizer_factory,
     )
     result = trainer.train(overwrite=overwrite, progress=progress)
     rows = GivenRows(validation=splits.validation, tasks=model.tasks)
+    # A finished run that is only looked up keeps its report.
     lacks_report = not (result.reused and (result.output_dir / REPORT).exists())
     write_after_run(result.output_dir, report=report and lacks_report, fit_rows=rows)
     return result
@@ -144,16 +160,24 @@ def fit(
 def train(recipe: Recipe | str | Path, *, overwrite: bool = False, progress: bool = True) -> FitResult:
     """Trains a recipe, or resumes the run in its output folder.
 
+    It does what ``bert-tasks train`` does, except for the report, which ``make_report`` writes. Load the recipe with
+    ``load_recipe`` first to change keys of it. ``fit`` trains a model on rows that are in memory.
+
     Args:
         recipe: A recipe, or the path of its TOML file.
-        overwrite: True to replace an earlier run. Otherwise the result of a finished run is returned.
+        overwrite: True to replace an earlier run. Default: False, so that the result of a finished run is returned.
         progress: True to show progress on standard error.
 
+    Returns:
+        The metrics of the best model, the step of its weights, and the folder of the run.
+
     Raises:
-        RecipeError, DataError, CheckpointError, UsageError, DivergedError, StoppedError: See ``fit``.
+        RecipeError, DataError, CheckpointError, UsageError, DivergedError, StoppedError: As for ``fit``.
 
     Example:
-        >>> train("recipe.toml").best_step
+        >>> result = train("recipe.toml")
+        >>> (result.output_dir / "model" / "config.json").is_file()
+        True
     """
     result = training.train(recipe, overwrite=overwrite, progress=progress)
     write_after_run(result.output_dir, report=False)
@@ -175,29 +199,38 @@ def write_after_run(folder: Path, *, report: bool, **options: Any) -> Path | Non
     """
     if not is_main_process():
         return None
+    # A folder of seeds, folds or trials has a run in each of its folders.
     for summary in sorted(folder.rglob(RUN_SUMMARY)):
         if (summary.parent / MODEL).is_dir():
             with _failures_logged("card"):
                 write_card(summary.parent)
-    with _failures_logged("report"):
-        return make_report(folder, **options).output if report else None
+    if report:
+        with _failures_logged("report"):
+            return make_report(folder, **options).output
     return None
 
 
 @contextmanager
 def _failures_logged(file: str) -> Iterator[None]:
+    """Turns any error into a warning, because hours of training must not seem lost for a file about them."""
     try:
         yield
     except Exception as error:  # noqa: BLE001  # outer boundary: files about a finished run
-        reason = str(error) if isinstance(error, BertTasksError) else f"{type(error).__name__}: {error}"
+        reason = str(error)
+        if not isinstance(error, BertTasksError):
+            reason = f"{type(error).__name__}: {error}"
         _LOG.warning("the run is complete, but writing the %s failed (%s)", file, reason)
 
 
 def _teacher_names(teacher: Teacher | None) -> Any:
     """Returns the names of a teacher, or of teachers by task, for a recipe."""
-    if teacher is None or isinstance(teacher, Mapping):
-        return None if teacher is None else {task: _teacher_names(model) for task, model in teacher.items()}
-    return "a model in memory" if isinstance(teacher, AnyModel) else str(teacher)
+    if teacher is None:
+        return None
+    if isinstance(teacher, Mapping):
+        return {task: _teacher_names(model) for task, model in teacher.items()}
+    if isinstance(teacher, AnyModel):
+        return "a model in memory"
+    return str(teacher)
 
 
 def _split_arguments(settings: Mapping[str, object]) -> tuple[ReadOptions, dict[str, Any]]:
@@ -207,13 +240,23 @@ def _split_arguments(settings: Mapping[str, object]) -> tuple[ReadOptions, dict[
         UsageError: An argument is unknown. The message suggests a key for an argument of transformers, or a similar
             name.
     """
-    keys, options = fit_keys(), ReadingArguments.__annotations__
+    keys = fit_keys()
+    options = ReadingArguments.__annotations__
     names = [*inspect.signature(fit).parameters, *keys, *options]
-    unknown = [name for name in settings if name not in {*keys, *options}]
-    if unknown:
-        raise UsageError("\n".join(f"fit: unknown argument '{name}'{hf_hint(name, names)}" for name in unknown))
-    reading: dict[str, Any] = {name: value for name, value in settings.items() if name in {*options, "document"}}
-    return ReadOptions(**reading), {name: value for name, value in settings.items() if name in keys}
+    problems = []
+    reading: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
+    for name, value in settings.items():
+        if name not in keys and name not in options:
+            problems.append(f"fit: unknown argument '{name}'{hf_hint(name, names)}")
+        # ``document`` is both an option of reading and a key of a recipe.
+        if name in options or name == "document":
+            reading[name] = value
+        if name in keys:
+            arguments[name] = value
+    if problems:
+        raise UsageError("\n".join(problems))
+    return ReadOptions(**reading), arguments
 
 
 def _load_splits(
@@ -229,7 +272,7 @@ def _load_splits(
         splits = _splits_of_tasks(columns, train, validation, recipe, reading)
     else:
         splits = _splits_of(columns, model.labels, train, validation, recipe, reading)
-        file = train if isinstance(train, str | Path) else None
+        file = train if isinstance(train, str | Path) else None  # rows in memory have no format to remember
         model.columns = training_names(reading, file, columns)
         model.reading = TrainedReading.of(reading, file, recipe.data.on_error)
     read_labels(model, splits, unlabelled=recipe.teacher is not None)
@@ -255,11 +298,11 @@ def _splits_of_dict(splits: Mapping[str, Frame], validation: Any) -> tuple[Data,
         raise DataError(f"fit: the DatasetDict has no split 'train'. Its splits are {', '.join(map(repr, splits))}")
     used = {"train"}
     if validation is None:
-        single = next((name for name in VALIDATION_NAMES if name in splits), None)
+        single = [name for name in VALIDATION_NAMES if name in splits]
         several = [name for name in splits if name.startswith("validation_")]
-        if single is not None:
-            validation = splits[single]
-            used.add(single)
+        if single:
+            validation = splits[single[0]]
+            used.add(single[0])
         elif several:
             validation = {name.removeprefix("validation_"): splits[name] for name in several}
             used.update(several)
@@ -282,10 +325,12 @@ def _splits_of_tasks(
         raise UsageError("fit: train has rows by the names of tasks, but the model has one task. Pass the rows")
     if reading.columns:
         raise choose_one(columns)  # the names of columns belong to a task
-    names, sets = list(columns), {} if validation is None else validation
-    for label, data in (("train", train), ("validation", sets)):
-        if (data or label == "train") and not (isinstance(data, Mapping) and sorted(data) == names):
-            raise UsageError(f"fit: {label} needs the rows of each of the tasks {', '.join(names)}, by their names")
+    names = list(columns)
+    sets = {} if validation is None else validation
+    for argument, data in (("train", train), ("validation", sets)):
+        has_all_tasks = isinstance(data, Mapping) and sorted(data) == names
+        if (data or argument == "train") and not has_all_tasks:
+            raise UsageError(f"fit: {argument} needs the rows of each of the tasks {', '.join(names)}, by their names")
     splits = []
     for name in names:
         of_task = {name: columns[name]}
@@ -303,26 +348,45 @@ def _splits_of(
     *,
     name: str = "",
 ) -> Splits:
-    skips, has_teacher = recipe.data.on_error == "skip", recipe.teacher is not None
-    sets = {} if validation is None else validation if isinstance(validation, Mapping) else {"": validation}
+    """Returns the rows of one task, or of all tasks that share their rows.
+
+    Args:
+        columns: The columns of the task, or of each task.
+        known_labels: The labels of the model, if it has any.
+        train, validation: The data, as ``fit`` gets them.
+        recipe: The settings of the run.
+        reading: How files are read.
+        name: The end of the rows' name in messages, such as " of slots".
+    """
+    skips = recipe.data.on_error == "skip"
+    sets: Mapping[str, Data] = {}
+    if isinstance(validation, Mapping):
+        sets = validation
+    elif validation is not None:
+        sets = {"": validation}
     notes: tuple[str, ...] = ()
     if reading.split_column is not None:
         if validation is not None:
             raise UsageError("fit: split_column divides the rows of train, but validation is given. Remove one of them")
         counts = count_splits(_cells(train, reading, reading.split_column), reading.split_column, "train")
+        # The rows of both splits are in ``train``. Reading it as the one or the other chooses them.
         sets = {"": train} if counts["validation"] else {}
         notes = split_notes(counts, reading.split_column)
     tables: list[Rows] = []
-    for split, data in (("train", train), *((f"validation {split}".strip(), data) for split, data in sets.items())):
-        lacks_labels = has_teacher and split == "train" and has_labels(columns)
-        labels: Literal["optional", "required"] = "optional" if lacks_labels else "required"
+    data_of_splits = [("train", train)]
+    data_of_splits += [(f"validation {set_name}".strip(), data) for set_name, data in sets.items()]
+    for split, data in data_of_splits:
+        # Rows without a label are learned from a teacher.
+        labels: Literal["optional", "required"] = "required"
+        if recipe.teacher is not None and split == "train" and has_labels(columns):
+            labels = "optional"
+        role = "train" if split == "train" else "validation"
         try:
-            of_split = replace(reading, split="train" if split == "train" else "validation")
             table = load_table(
                 data,
                 columns,
                 known_labels=known_labels,
-                reading=of_split,
+                reading=replace(reading, split=role),
                 name=split + name,
                 skip_errors=skips,
                 labels=labels,
@@ -335,8 +399,8 @@ def _splits_of(
     validation_rows = dict(zip(sets, tables[1:], strict=True))
     train_rows = replace(train_rows, notes=(*train_rows.notes, *notes))
     if validation is None and not sets:
-        share, seed = recipe.data.validation_share, recipe.run.seed
-        train_rows, validation_rows[""] = train_validation_split(train_rows, columns, share, seed)
+        share = recipe.data.validation_share
+        train_rows, validation_rows[""] = train_validation_split(train_rows, columns, share, recipe.run.seed)
     return Splits(train=train_rows, validation=validation_rows)
 
 
@@ -345,5 +409,6 @@ def _cells(data: Data, reading: ReadOptions, column: str) -> Iterator[Any]:
     if isinstance(data, str | Path):
         yield from column_values(Path(data), reading, column)
         return
-    for row in data if isinstance(data, Rows) else given_rows(data):
+    rows = data if isinstance(data, Rows) else given_rows(data)
+    for row in rows:
         yield row.get(column) if isinstance(row, Mapping) else None

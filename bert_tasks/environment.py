@@ -1,4 +1,8 @@
-"""The machine and software for bug reports and bit-equal results, without secrets."""
+"""The machine and software for bug reports and bit-equal results, without secrets.
+
+What is shown may end in a public issue. So only variables of known names are shown, and of these values everything that
+looks like a password or a key is hidden.
+"""
 
 import importlib.metadata
 import os
@@ -13,13 +17,14 @@ from typing import Any
 
 from bert_tasks.errors import UsageError
 
-# Variables whose names begin like this are shown.
+# Variables whose names begin like this are shown, because libraries that the package uses read them.
 _VARIABLES = re.compile(
     r"ACCELERATE_|AIM_|BERT_TASKS_|CUBLAS_|CUDA_|GLOO_|GOMP_|HF_|HUGGING_?FACE|KMP_|LANG$|LC_|LOCAL_RANK$|LRU_CACHE_|MASTER_|MKL_|MLFLOW_|ORT_"
     r"|NCCL_|NO_COLOR$|NVIDIA_|OMP_|ONEDNN_|OPENBLAS_|PYTHON|PYTORCH_|RANK$|REQUESTS_CA|SLURM_(NNODES|NTASKS|PROCID)|SSL_"
     r"|TENSORBOARD|TERM$|TMPDIR$|TOKENIZERS_|TORCH|TRACKIO_|TRANSFORMERS_|WANDB_|WORLD_SIZE$|XDG_CACHE_HOME$|\w*_PROXY$",
     re.IGNORECASE,
 )
+# A value is not shown at all if the name of its variable has one of these parts.
 _SECRET_NAME = re.compile(
     r"TOKEN|KEY|SECRET|PASS|PWD|CREDENTIAL|AUTH|COOKIE|SESSION|PRIVATE|SIGNATURE|USER|HEADERS", re.IGNORECASE
 )
@@ -48,11 +53,19 @@ def environment() -> dict[str, Any]:
     with suppress(OSError):
         system = platform.freedesktop_os_release().get("PRETTY_NAME", "")
     offline = [os.environ.get(name, "").strip().upper() for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")]
+    names = ["bert-tasks"]
     requirements = importlib.metadata.requires("bert-tasks")
-    names = ["bert-tasks", *([] if requirements is None else sorted(re.split(r"[^\w.-]", r)[0] for r in requirements))]
+    if requirements is not None:
+        # A requirement is a name with versions, extras and markers behind it, such as "torch>=2.4; extra == 'x'".
+        names += sorted(re.split(r"[^\w.-]", requirement)[0] for requirement in requirements)
+    versions = {}
+    for name in names:
+        version = installed_version(name)
+        if version is not None:
+            versions[name] = version
     return {
         "python": f"{platform.python_version()} ({platform.python_implementation()})",
-        "versions": {name: version for name in names if (version := installed_version(name)) is not None},
+        "versions": versions,
         "system": f"{platform.platform()} {system}".strip(),
         "cpu": {
             "name": cpu_name(),
@@ -69,21 +82,27 @@ def environment() -> dict[str, Any]:
 
 def cache_folders() -> dict[str, Path]:
     """Returns the cache folders of Hugging Face's libraries, by their variables."""
+    # The defaults are those of huggingface_hub and datasets.
     home = Path(os.environ.get("HF_HOME", Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "huggingface"))
-    usual = {"HF_HOME": home, "HF_HUB_CACHE": home / "hub", "HF_DATASETS_CACHE": home / "datasets"}
-    return {name: Path(os.environ.get(name, path)).expanduser() for name, path in usual.items()}
+    usual_folders = {"HF_HOME": home, "HF_HUB_CACHE": home / "hub", "HF_DATASETS_CACHE": home / "datasets"}
+    folders = {}
+    for variable, usual_folder in usual_folders.items():
+        folders[variable] = Path(os.environ.get(variable, usual_folder)).expanduser()
+    return folders
 
 
 def environment_lines(content: Mapping[str, Any], indent: str = "") -> list[str]:
-    """Returns lines of the environment for a terminal, one per value, below headings."""
+    """Returns lines of the environment for a terminal, one for each value, below headings."""
     width = max((len(name) for name in content), default=0)
     lines = []
     for name, value in content.items():
         if isinstance(value, Mapping):
             lines += [f"{indent}{name}:", *environment_lines(value, f"{indent}  ")]
             continue
-        text = "-" if value is None else str(value)
-        if isinstance(value, list):
+        text = str(value)
+        if value is None:
+            text = "-"
+        elif isinstance(value, list):
             text = "; ".join(map(str, value))
         elif isinstance(value, bool):
             text = "yes" if value else "no"
@@ -117,11 +136,11 @@ def cpu_name() -> str:
 
 def shown_variables(variables: Mapping[str, str]) -> dict[str, str]:
     """Returns the variables to show. Values that may be secret are hidden."""
-    return {
-        name: "(set)" if _may_be_secret(name) else masked(value)
-        for name, value in sorted(variables.items())
-        if _VARIABLES.match(name)
-    }
+    shown = {}
+    for name, value in sorted(variables.items()):
+        if _VARIABLES.match(name):
+            shown[name] = "(set)" if _may_be_secret(name) else masked(value)
+    return shown
 
 
 def masked(text: str) -> str:
@@ -132,6 +151,7 @@ def masked(text: str) -> str:
 
 
 def _may_be_secret(name: str) -> bool:
+    """Returns True for names such as HF_TOKEN, but not for TOKENIZERS_PARALLELISM, which contains TOKEN, too."""
     return _SECRET_NAME.search(re.sub("TOKENIZERS?", "", name, flags=re.IGNORECASE)) is not None
 
 
@@ -144,14 +164,19 @@ def _known(find: Callable[[], Any]) -> Any:
 
 
 def _memory() -> dict[str, str]:
+    """Returns the sizes of the memory, with the limit of a container if there is one."""
     page = os.sysconf("SC_PAGE_SIZE")
     sizes = {"total": page * os.sysconf("SC_PHYS_PAGES"), "free": page * os.sysconf("SC_AVPHYS_PAGES")}
-    limit = Path("/sys/fs/cgroup/memory.max")  # of a container
-    text = limit.read_text(encoding="ascii").strip() if limit.is_file() else "max"
-    return {name: _gib(size) for name, size in {**sizes, **({"limit": int(text)} if text.isdigit() else {})}.items()}
+    limit = Path("/sys/fs/cgroup/memory.max")  # of version 2 of control groups, "max" without a limit
+    if limit.is_file():
+        text = limit.read_text(encoding="ascii").strip()
+        if text.isdigit():
+            sizes["limit"] = int(text)
+    return {name: _gib(size) for name, size in sizes.items()}
 
 
 def _torch() -> dict[str, Any]:
+    """Returns what torch computes with. Each part may fail by itself, for example with a broken driver."""
     import torch
 
     from bert_tasks.encoder.cpu import matmul_library
@@ -164,23 +189,29 @@ def _torch() -> dict[str, Any]:
         "devices": ["cpu"],
     }
     if torch.cuda.is_available():
-        devices = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
-        report["devices"] = [
-            f"cuda:{i} {device.name}, {_gib(device.total_memory)}, compute capability {device.major}.{device.minor}"
-            for i, device in enumerate(devices)
-        ]
+        devices = []
+        for number in range(torch.cuda.device_count()):
+            device = torch.cuda.get_device_properties(number)
+            capability = f"compute capability {device.major}.{device.minor}"
+            devices.append(f"cuda:{number} {device.name}, {_gib(device.total_memory)}, {capability}")
+        report["devices"] = devices
         report["cudnn"] = _known(torch.backends.cudnn.version)
         report["bf16"] = torch.cuda.is_bf16_supported()
     return report
 
 
 def _folder(path: Path) -> str:
+    """Returns a folder with its state and the free space. One that does not exist yet will be in its nearest parent."""
     existing = next(parent for parent in (path, *path.absolute().parents) if os.path.exists(parent))
     free = _known(lambda: f"{_gib(shutil.disk_usage(existing).free)} free")
-    state = [] if existing == path else ["does not exist yet"]
-    state += [] if os.access(existing, os.W_OK) else ["not writable"]
-    return f"{path} ({', '.join([*state, free])})"
+    states = []
+    if existing != path:
+        states.append("does not exist yet")
+    if not os.access(existing, os.W_OK):
+        states.append("not writable")
+    return f"{path} ({', '.join([*states, free])})"
 
 
 def _gib(size: float) -> str:
+    """Formats a number of bytes."""
     return f"{size / 2**30:.1f} GiB"

@@ -1,6 +1,7 @@
 """The exceptions that this package raises, with the command line's exit codes.
 
-Any other exception that escapes is a defect (exit code 1). The module also spells arguments in messages.
+Any other exception that escapes is a defect (exit code 1). The module also spells arguments in messages, because the
+same function may be called from Python or by a command.
 """
 
 import shlex
@@ -13,7 +14,7 @@ _speaks_options = False
 
 @contextmanager
 def messages_with_options() -> Iterator[None]:
-    """Makes messages spell arguments as options of the command line."""
+    """Makes messages spell arguments as options of the command line while the block runs."""
     global _speaks_options
     _speaks_options = True
     try:
@@ -32,18 +33,22 @@ def argument(name: str, value: Any = True) -> str:
         "label_separator='|'"
     """
     if not _speaks_options:
-        return name if value is None else f"{name}={value!r}"
+        if value is None:
+            return name
+        return f"{name}={value!r}"
     option = f"--{name.replace('_', '-')}"
     if isinstance(value, Mapping):
         return " ".join(f"{option.removesuffix('s')} {key}={shlex.quote(text)}" for key, text in value.items())
-    return option if value is True or value is None else f"{option} {shlex.quote(str(value))}"
+    if value is True or value is None:
+        return option
+    return f"{option} {shlex.quote(str(value))}"
 
 
 class BertTasksError(Exception):
     """An error whose message says what happened, where, and what to do about it.
 
     Attributes:
-        exit_code: Exit code of the command line.
+        exit_code: The exit code of the command line.
         collective: True if all processes of a job raise it, so that only the first process reports it.
     """
 
@@ -113,6 +118,7 @@ class ClosedPipeError(BertTasksError):
     collective = True
 
 
+# What libraries say if memory is used up. Most of them raise RuntimeError, so the text has to tell.
 _NO_MEMORY = ("allocate memory", "not enough memory", "out of memory", "bad_alloc", "alloc_failed")
 
 
@@ -120,10 +126,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Returns True if Python, the system, torch or a library ran out of memory."""
     if isinstance(error, MemoryError):
         return True
-    # Errors about values may quote any text.
+    # Errors about values may quote any text, so theirs tells nothing.
     is_other = isinstance(error, BertTasksError | ValueError | LookupError | TypeError)
     return not is_other and any(sign in str(error).lower() for sign in _NO_MEMORY)
 
 
+# It is no BertTasksError, because no user sees it.
 class GivenUpError(Exception):
     """Training or evaluation that was asked to stop early. The caller always catches it."""

@@ -1,4 +1,7 @@
-"""Predictions in the format of GLUE's server, a file for each set of test rows."""
+"""Predictions in the format of GLUE's server (https://gluebenchmark.com), a file for each set of test rows.
+
+The labels of the test rows are not public, so the server computes their scores.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,14 +21,18 @@ from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe.schema import load_recipe
 from bert_tasks.storage import atomic_path, check_path
 
-_LOWEST, _HIGHEST = 0.0, 5.0  # STS-B's scale
+_LOWEST, _HIGHEST = 0.0, 5.0  # the scale of STS-B, which a regression may leave
 
 
 @dataclass(frozen=True)
 class TestSet:
-    """The format, paths, split and configuration of the test rows of one file.
+    """The test rows of one file of a submission.
 
-    ``words`` says whether classes are written by name rather than by number.
+    Attributes:
+        format: The format of the rows.
+        files: Paths in the folder of the data, of which the first that exists is read.
+        split, config: The split and the configuration of a data set on the hub.
+        words: True if classes are written by name rather than by number.
     """
 
     format: str
@@ -35,7 +42,7 @@ class TestSet:
     words: bool = False
 
 
-# Format of a run's data -> file of the submission -> its test rows.
+# The files of a submission, with their test rows, for each format of a run's data.
 TEST_SETS: Mapping[str, Mapping[str, TestSet]] = MappingProxyType(
     {
         "glue/cola": {"CoLA.tsv": TestSet("glue/cola")},
@@ -60,10 +67,14 @@ TEST_SETS: Mapping[str, Mapping[str, TestSet]] = MappingProxyType(
 def glue_submission(run: str | Path, folder: str | Path) -> dict[str, int]:
     """Predicts the test rows of a finished run and writes the files of a submission.
 
-    The server takes a zip of all files.
+    The server takes a zip of the files of all tasks.
+
+    Args:
+        run: The folder of a finished run on a data set of GLUE.
+        folder: The folder of the files, which is created if it does not exist.
 
     Returns:
-        Each file, with its number of rows.
+        The number of rows of each file.
 
     Raises:
         UsageError: The folder holds no finished run, or a run on other data.
@@ -83,7 +94,8 @@ def glue_submission(run: str | Path, folder: str | Path) -> dict[str, int]:
         table = _test_rows(spec, test_set, model)
         if table is None:
             continue
-        text = _text([prediction.to_json() for prediction in predict(model, table)], test_set)
+        predictions = [prediction.to_json() for prediction in predict(model, table)]
+        text = _text(predictions, test_set)
         folder.mkdir(parents=True, exist_ok=True)
         with atomic_path(folder / name) as temporary:
             temporary.write_text(text, "utf-8")
@@ -92,10 +104,12 @@ def glue_submission(run: str | Path, folder: str | Path) -> dict[str, int]:
 
 
 def _test_rows(spec: DataSpec, test_set: TestSet, model: TaskModel) -> Rows | None:
-    """Returns the test rows, or None if the separate folder of AX is missing."""
+    """Returns the test rows, or None if the rows of AX are missing, which are no part of MNLI's folder."""
     columns = model.input_columns
     if spec.dataset is not None:
-        config = spec.config if test_set.config is None else test_set.config
+        config = test_set.config
+        if config is None:
+            config = spec.config
         source = HubSplit(dataset=spec.dataset, config=config, split=test_set.split, revision=spec.revision)
         return read(source, columns, ReadOptions(format=test_set.format), require_labels=False)
     if spec.dir is None:
@@ -107,6 +121,7 @@ def _test_rows(spec: DataSpec, test_set: TestSet, model: TaskModel) -> Rows | No
     if test_set.config is not None and not path.exists():
         return None
     table = read(path, columns, ReadOptions(format=test_set.format), require_labels=False)
+    # The server expects a line for each row of its own file, so none may be left out.
     if table.notes:
         raise DataError(f"{path}: every test row needs a prediction, but {' and '.join(table.notes)}")
     return table
@@ -119,7 +134,8 @@ def _text(predictions: Sequence[Mapping[str, Any]], test_set: TestSet) -> str:
     for index, prediction in enumerate(predictions):
         label = prediction.get("label")
         if label is None:
-            value = f"{min(max(prediction['score'], _LOWEST), _HIGHEST):.3f}"
+            score = min(max(prediction["score"], _LOWEST), _HIGHEST)
+            value = f"{score:.3f}"
         else:
             value = label if test_set.words else numbers[label]
         lines.append(f"{index}\t{value}")

@@ -37,7 +37,9 @@ def check_path(path: str | Path, error: type[BertTasksError] = UsageError) -> No
         error: The class of the error.
     """
     text = os.fspath(path)
-    shown = repr(text[:_SHOWN]) if len(text) <= _SHOWN else f"{text[:_SHOWN]!r}... ({len(text)} characters)"
+    shown = repr(text[:_SHOWN])
+    if len(text) > _SHOWN:
+        shown = f"{shown}... ({len(text)} characters)"
     if "\0" in text:
         raise error(f"the path {shown} has a null character. Remove it")
     try:
@@ -53,15 +55,18 @@ def atomic_path(path: Path, *, folder: Path | None = None, durable: bool = True)
     """Yields a temporary path, which replaces ``path`` if the block raises no error.
 
     Args:
-        path: Final name of the file.
-        folder: Folder of the temporary file, on the same file system. Default: the folder of ``path``.
-        durable: Flush the file to the disk first. False is for caches that are verified by a digest.
+        path: The final name of the file.
+        folder: The folder of the temporary file, on the same file system. Default: the folder of ``path``.
+        durable: True to flush the file to the disk first. False is for caches that are verified by a digest.
     """
     suffix = f".tmp-{secrets.randbelow(2**32)}"  # processes of several machines may write to one folder
-    temporary = (path.parent if folder is None else folder) / f".{path.name}{suffix}"
+    if folder is None:
+        folder = path.parent
+    temporary = folder / f".{path.name}{suffix}"
     try:
         yield temporary
         if durable:
+            # Without it the new name may reach the disk before the content, and a crash leaves an empty file.
             sync(temporary)
         os.replace(temporary, path)
     except OSError as error:
@@ -77,14 +82,16 @@ def atomic_path(path: Path, *, folder: Path | None = None, durable: bool = True)
 def atomic_folder(target: Path, *, staging: Path, replaced: Path) -> Iterator[Path]:
     """Yields the folder ``staging``, which replaces ``target`` if no error occurs.
 
-    The earlier folder is called ``replaced`` between the two renames. A kill in between leaves it there.
+    A folder that is not empty cannot be replaced by one rename, so the earlier folder is called ``replaced`` between
+    two renames. A kill in between leaves it there.
     """
-    target = Path(os.path.realpath(target))
+    target = Path(os.path.realpath(target))  # a link stays, and the folder that it leads to is replaced
     shutil.rmtree(staging, ignore_errors=True)
     shutil.rmtree(replaced, ignore_errors=True)
     try:
         staging.mkdir()
         yield staging
+        # The content is on the disk before the first rename, and the names are after the last one.
         flush_files(staging)
         if target.exists():
             os.replace(target, replaced)
@@ -105,8 +112,8 @@ def new_folder(target: Path, *, suffix: str) -> Iterator[Path]:
     removes.
 
     Args:
-        target: Final name of the folder.
-        suffix: End of the hidden folder's name, which identifies its process.
+        target: The final name of the folder.
+        suffix: The end of the hidden folder's name, which identifies its process.
 
     Raises:
         UsageError: Another process works for the same target, or the folder cannot be created.
@@ -130,7 +137,7 @@ def atomic_files(folder: Path, *, first: str) -> Iterator[Path]:
 
     Args:
         folder: The folder, which is created if it is missing.
-        first: Suffix of the files that get their names before the others.
+        first: The suffix of the files that get their names before the others.
     """
     check_path(folder)
     staging = folder / _SAVING
@@ -140,7 +147,7 @@ def atomic_files(folder: Path, *, first: str) -> Iterator[Path]:
         staging.mkdir()
         yield staging
         flush_files(staging)
-        files = filter(Path.is_file, staging.iterdir())
+        files = [file for file in staging.iterdir() if file.is_file()]
         for file in sorted(files, key=lambda file: (file.suffix != first, file.name)):
             move(file, folder / file.name)
         sync(folder)
@@ -165,7 +172,11 @@ def check_new_folder(target: Path) -> None:
 
 
 def flush_files(folder: Path) -> None:
-    """Flushes a folder to the disk, its files with the mode of the umask."""
+    """Flushes a folder to the disk, and gives its files the mode of the umask.
+
+    A library may have made them with another mode. A new file shows the mode that the user wants, because the umask
+    cannot be read without being changed.
+    """
     probe = folder / ".mode"
     probe.touch()
     mode = stat.S_IMODE(probe.stat().st_mode)
@@ -184,7 +195,7 @@ def move(source: Path, target: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Flushes a file, or the names in a folder, to the disk."""
+    """Flushes a file, or the names in a folder, to the disk. A rename is durable once its folder is flushed."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -193,20 +204,20 @@ def sync(path: Path) -> None:
 
 
 def is_temporary(name: str, of: Collection[str] | None = None) -> bool:
-    """Returns True for temporary names of files in ``of`` (None means any file)."""
+    """Returns True for the temporary name of a file in ``of``, or of any file if it is None."""
     match = re.fullmatch(r"\.(.+)\.tmp-[0-9]+", name)
     return match is not None and (of is None or match[1] in of)
 
 
 def remove_temporaries(folder: Path, of: Collection[str] | None = None) -> None:
-    """Removes temporary files of killed processes. ``of`` is as in ``is_temporary``."""
+    """Removes temporary files that killed processes have left. ``of`` is as in ``is_temporary``."""
     for path in folder.iterdir():
         if is_temporary(path.name, of):
             path.unlink()
 
 
 def explained_disk_full(error: OSError, partial: Path) -> OSError:
-    """Returns the error, for a full disk or a file that may not grow with the bytes of ``partial``."""
+    """Returns the error. For a full disk or a file that may not grow, it says how much of ``partial`` was written."""
     written = partial.stat().st_size if partial.exists() else 0
     if error.errno == errno.EFBIG:
         return OSError(error.errno, f"{_NO_LARGER_FILE} after {written} bytes")
@@ -233,15 +244,18 @@ def library_errno(error: BaseException) -> int | None:
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno
     match = re.search(r"os error (\d+)", str(error))
-    return None if match is None else int(match[1])
+    if match is None:
+        return None
+    return int(match[1])
 
 
 def sha256(content: bytes | str | Iterable[bytes | memoryview]) -> str:
     """Returns the digest of bytes, of a text in UTF-8, or of chunks."""
     if isinstance(content, str):
         content = content.encode()
+    chunks = [content] if isinstance(content, bytes) else content
     digest = hashlib.sha256()
-    for chunk in [content] if isinstance(content, bytes) else content:
+    for chunk in chunks:
         digest.update(chunk)
     return digest.hexdigest()
 
@@ -265,6 +279,7 @@ def locked(folder: Path) -> Iterator[None]:
     however the process ends. A file system without locks holds nothing.
     """
     check_path(folder)
+    # What this call creates it also removes, so that a refused run leaves no empty folders.
     created = [path for path in (folder.absolute(), *folder.absolute().parents) if not path.exists()]
     file = folder / LOCK
     lock = FileLock(file, blocking=False, thread_local=False)
@@ -272,7 +287,9 @@ def locked(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except Timeout:
-        holder = file.read_text("utf-8").strip() if file.exists() else ""
+        holder = ""
+        if file.exists():
+            holder = file.read_text("utf-8").strip()
         raise UsageError(
             f"{folder} is in use by another run ({holder}). Wait until it ends, or choose another folder"
         ) from None
@@ -307,4 +324,7 @@ def os_error_message(error: OSError) -> str:
     files: tuple[object, ...] = (error.filename, error.filename2)  # may also be numbers of open files
     paths = [name for name in files if isinstance(name, str | bytes | os.PathLike) and name not in ("", b"")]
     names = [repr(os.fsdecode(path))[1:-1] for path in paths]  # unprintable characters are escaped
-    return ": ".join([*[" -> ".join(names)][: len(names)], reason.partition("\n")[0]])
+    first_line = reason.partition("\n")[0]
+    if not names:
+        return first_line
+    return f"{' -> '.join(names)}: {first_line}"  # an error of a rename has two names

@@ -1,4 +1,4 @@
-"""How results are shown: one table for terminals and notebooks, and the base of what commands return."""
+"""How results are shown, with one table for terminals and notebooks, and the base of what commands return."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -29,11 +29,13 @@ class Table:
     def lines(self) -> list[str]:
         """Returns the lines for a terminal."""
         table = [self.columns, *self.rows]
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        widths = [max(len(cell) for cell in column) for column in zip(*table, strict=True)]
         align = str.rjust if self.has_numbers else str.ljust
         lines = []
-        for first, *others in table:
-            cells = [first.ljust(widths[0]), *map(align, others, widths[1:])]
+        for first, *others in table:  # the first column has the names of the rows
+            cells = [first.ljust(widths[0])]
+            for cell, width in zip(others, widths[1:], strict=True):
+                cells.append(align(cell, width))
             lines.append("  ".join(cells).rstrip())
         return lines
 
@@ -48,7 +50,10 @@ class Table:
 
 
 def _html(cell: str) -> str:
-    return cell if isinstance(cell, Html) else escape(cell)
+    """Returns a cell as HTML, in which texts are escaped."""
+    if isinstance(cell, Html):
+        return cell
+    return escape(cell)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,4 +75,9 @@ def json_fields(record: Any) -> dict[str, Any]:
 
 
 def _with_text_paths(items: list[tuple[str, Any]]) -> dict[str, Any]:
-    return {name: str(value) if isinstance(value, Path) else value for name, value in items}
+    fields = {}
+    for name, value in items:
+        if isinstance(value, Path):
+            value = str(value)
+        fields[name] = value
+    return fields

@@ -1,4 +1,8 @@
-"""Messages without control characters, and without errors if writing fails."""
+"""Messages without control characters, and without errors if writing fails.
+
+A control sequence in a file or a message of others could change what a terminal shows, or the terminal itself. A
+message that cannot be written must not end a run.
+"""
 
 import json
 import re
@@ -8,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TextIO, cast
 
-_NOT_PLAIN = re.compile(r"[^\n\t -~]")
+_NOT_PLAIN = re.compile(r"[^\n\t -~]")  # not printable ASCII. What of it may be shown, Unicode's tables say
 _JOINERS = "\u200c\u200d"  # not printable by themselves, but parts of words and emoji
 
 
@@ -26,10 +30,14 @@ def printable_json(text: str) -> str:
 
 
 def _escaped(text: str, escape: Callable[[str], str]) -> str:
+    """Escapes each character that a reader would not see."""
+
     def replacement(match: re.Match[str]) -> str:
         character = match[0]
-        is_shown = character.isprintable() or character in _JOINERS or unicodedata.category(character) == "Zs"
-        return character if is_shown else escape(character)
+        # "Zs" are the spaces of other scripts. Python calls them not printable.
+        if character.isprintable() or character in _JOINERS or unicodedata.category(character) == "Zs":
+            return character
+        return escape(character)
 
     return _NOT_PLAIN.sub(replacement, text)
 
@@ -63,8 +71,11 @@ class BestEffortStream:
 
 def message_stream(stream: TextIO | None = None) -> TextIO:
     """Returns a stream for messages that never fails. Default: standard error."""
-    stream = sys.stderr if stream is None else stream
-    return cast(TextIO, stream if isinstance(stream, BestEffortStream) else BestEffortStream(stream))
+    if stream is None:
+        stream = sys.stderr
+    if isinstance(stream, BestEffortStream):
+        return cast(TextIO, stream)
+    return cast(TextIO, BestEffortStream(stream))
 
 
 def write_message(text: str, *, stream: TextIO | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Model cards, and models on the hub.
+"""Model cards, and the upload of models to the Hugging Face Hub.
 
-``card.py`` writes a card for a finished run, ``push.py`` uploads a model folder.
+``card.py`` writes the card of a finished run, and ``push.py`` uploads the folder of a model together with its card.
 """

@@ -1,9 +1,9 @@
 """The model card, which is README.md in the folder of a trained model.
 
-Owns what a card says and when a README.md may be replaced. The template ``card.md`` holds the text and its order. All
-facts come from the files of the run. Facts that are not in these files are called unknown. The same run always gives
-the same card, and paths of the machine become file names. Text from others is shown as plain text on one line, whatever
-Markdown or HTML it holds.
+This module owns what a card says and when a README.md may be replaced, and the template ``card.md`` holds the text and
+its order. All facts come from the files of the run, and a fact that is not in these files is called unknown. The same
+run always gives the same card, and paths of the machine become file names, because a card is published. Text from
+others is shown as plain text on one line, whatever Markdown or HTML it holds.
 """
 
 import json
@@ -42,20 +42,21 @@ from bert_tasks.training.records import RunRecord, SplitRecord, SummaryRecord
 CARD = outputs.CARD
 Metrics = Mapping[str, float]
 _LONGEST = 200  # characters of one piece of text
-_MOST_LABELS = 100
+_MOST_LABELS = 100  # rows of the table of labels
 _UNKNOWN = "unknown"
+# What begins a construct of Markdown inside of a line, including ``|`` of tables and ``$`` of formulas.
 _MARKS = re.compile(r"([\\`*_\[\]|~#$!])")
 _HTML = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class FinishedRun:
-    """A finished run and its model.
+    """A finished run and its model, as far as a card describes them.
 
     Attributes:
-        metadata, summary, config: run.json and metrics.json of the run, and config.json of the model.
-        recipe: The resolved recipe without paths. None for a run of ``fit``.
-        heads: The task of each head with its settings. None if it is not built in.
+        metadata, summary, config: The contents of run.json and metrics.json of the run, and of the model's config.json.
+        recipe: The resolved recipe without paths. A run of ``fit`` has none.
+        heads: The task of each head with its settings, or None if the task is not built in.
     """
 
     metadata: RunRecord
@@ -66,8 +67,10 @@ class FinishedRun:
 
     @property
     def tasks(self) -> dict[str, Task]:
-        """The task of each head. Empty if it is not built in."""
-        return {} if self.heads is None else {name: head.task for name, head in self.heads.items()}
+        """The task of each head. It is empty if the task is not built in."""
+        if self.heads is None:
+            return {}
+        return {name: head.task for name, head in self.heads.items()}
 
     @property
     def model_class(self) -> str:
@@ -82,27 +85,35 @@ class FinishedRun:
     def entry(self) -> Mapping[str, Any]:
         """The entry of bert_tasks in config.json, with task, settings and thresholds."""
         entry = self.config.get(CONFIG_KEY, {})
-        return entry if isinstance(entry, Mapping) else {}
+        if not isinstance(entry, Mapping):
+            return {}
+        return entry
 
     @property
     def architecture(self) -> str:
+        """The class of transformers that config.json names."""
         names = self.config.get("architectures")
-        return str(names[0]) if isinstance(names, list) and names else _UNKNOWN
+        if not isinstance(names, list) or not names:
+            return _UNKNOWN
+        return str(names[0])
 
     @property
     def head(self) -> str | None:
         """The kind of the head if transformers has it, such as sequence, token or span."""
         name = head_kind(dict(self.config))
-        return None if name == "base" else name
+        if name == "base":
+            return None
+        return name
 
     @property
     def has_hf_head(self) -> bool:
         """Returns True if transformers computes the same predictions from the model's folder."""
+        # An output that transformers does not have keeps its labels in the entry instead of in ``id2label``.
         return self.head is not None and "labels" not in self.entry
 
     @property
     def base(self) -> Mapping[str, str | None]:
-        """Name, revision and commit of the initial weights, as far as they are known."""
+        """The name, revision and commit of the initial weights. A value that is not known is None."""
         return {"name": None, "revision": None, "commit": None, **self.metadata.model}
 
     @property
@@ -111,17 +122,21 @@ class FinishedRun:
 
     @property
     def base_name(self) -> str | None:
-        """The base's name if it is a hub id or a package. None for a folder."""
+        """The base's name if it is a hub id or a package, and None for a folder, whose path is private."""
         name = str(self.base["name"])
-        return name if self.is_hub_base or name.startswith(PACKAGE) else None
+        if not self.is_hub_base and not name.startswith(PACKAGE):
+            return None
+        return name
 
     @property
     def title(self) -> str:
         """The name of the base, without its owner or folders, and the task."""
         if self.base_name is None:
             return self.metadata.task
+        # A hub id is OWNER/NAME, but in NAME/PATH of a package the name comes first.
         parts = self.base_name.removeprefix(PACKAGE).split("/")
-        return f"{parts[-1] if self.is_hub_base else parts[0]} {self.metadata.task}"
+        name = parts[-1] if self.is_hub_base else parts[0]
+        return f"{name} {self.metadata.task}"
 
     @property
     def splits(self) -> dict[str, SplitRecord]:
@@ -129,28 +144,43 @@ class FinishedRun:
         splits = {}
         for name, split in self.metadata.data.items():
             if split.hub is None:
-                split = split.model_copy(update={"source": PurePath(split.source.replace("\\", "/")).name})
+                # The run may have been trained on Windows, whose separator is part of a name for other systems.
+                file_name = PurePath(split.source.replace("\\", "/")).name
+                split = split.model_copy(update={"source": file_name})
             splits[name] = split
         return splits
 
     def metrics_on(self, split: str) -> tuple[Metrics, Metrics]:
-        """Returns a split's metrics without its name, over all classes and of each."""
+        """Returns the metrics over all classes and those of single classes, without the name of the split."""
         metrics = metrics_of_set(self.summary.metrics, split.removeprefix("validation").removeprefix("_"))
-        table = MetricTable(overall=metrics) if self.heads is None else metric_table(self.tasks, metrics)
+        table = MetricTable(overall=metrics)
+        if self.heads is not None:
+            table = metric_table(self.tasks, metrics)
         overall = {name: value for name, value in metrics.items() if name in table.overall}
-        return overall, {name: metrics[name] for name in metrics if name not in {**table.overall, **table.repeated}}
+        # A repeated metric equals one over all classes by definition.
+        elsewhere = {*table.overall, *table.repeated}
+        by_class = {name: value for name, value in metrics.items() if name not in elsewhere}
+        return overall, by_class
 
 
 def read_run(folder: Path) -> FinishedRun:
-    """Reads the files of a run."""
-    metadata, summary = outputs.read_run_metadata(folder), outputs.read_summary(folder)
+    """Reads the files of a finished run.
+
+    Raises:
+        UsageError: The folder has no finished run, or its recipe is damaged.
+        CheckpointError: The model cannot be read.
+    """
+    # run.json exists from the start of a run, and metrics.json from its end.
+    metadata = outputs.read_run_metadata(folder)
+    summary = outputs.read_summary(folder)
     if metadata is None:
         model_folder(folder)  # raises an error that says so if the folder holds several runs
     if metadata is None or summary is None:
         raise UsageError(f"{folder} holds no finished run (no {outputs.RUN} or {outputs.SUMMARY}). Train it to its end")
     model = CheckpointFolder.open(folder / outputs.MODEL)
     heads: dict[str, HeadTask] | None = None
-    with suppress(BertTasksError, ValueError):  # it is not built in
+    # A task that is not built in cannot be made again from the folder. The card then says less about it.
+    with suppress(BertTasksError, ValueError):
         heads = with_labels(stored_head_tasks(model), {"": metadata.labels})
     recipe = _recipe(folder / outputs.RECIPE)
     return FinishedRun(metadata=metadata, summary=summary, config=model.hf_config, recipe=recipe, heads=heads)
@@ -170,24 +200,36 @@ def _recipe(path: Path) -> dict[str, Any] | None:
 
 def visible(text: str) -> str:
     """Returns the text on one line, with escaped line ends and control characters."""
-    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-    return shown if len(shown) <= _LONGEST else f"{shown[: _LONGEST - 1]}…"
+    characters = []
+    for character in text:
+        if not character.isprintable():
+            character = character.encode("unicode_escape").decode()
+        characters.append(character)
+    shown = "".join(characters)
+    if len(shown) > _LONGEST:
+        return f"{shown[: _LONGEST - 1]}…"
+    return shown
 
 
 def plain(value: object) -> str:
-    """Escapes Markdown and HTML in text. Do not use it at the start of a line."""
+    """Escapes Markdown and HTML in text. The start of a line has marks of its own, which it leaves."""
     return _MARKS.sub(r"\\\1", visible(str(value)).translate(_HTML))
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Returns a table, whatever its cells hold."""
-    lines = [header, ["---"] * len(header), *([plain(cell) for cell in row] for row in rows)]
+    """Returns a table of Markdown, whatever its cells hold."""
+    lines: list[Sequence[str]] = [header, ["---"] * len(header)]
+    for row in rows:
+        lines.append([plain(cell) for cell in row])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def code(language: str, text: str) -> str:
-    """Returns a block that the text cannot end."""
-    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    """Returns a block of code that its text cannot end."""
+    # Only a fence at least as long as the first one ends a block (CommonMark, "Fenced code blocks").
+    longest = 0
+    for backticks in re.findall("`+", text):
+        longest = max(longest, len(backticks))
     fence = "`" * max(3, longest + 1)
     return f"{fence}{language}\n{text.rstrip()}\n{fence}"
 
@@ -195,30 +237,39 @@ def code(language: str, text: str) -> str:
 def write_card(run: str | Path, *, languages: Sequence[str] | None = None, licence: str | None = None) -> Path:
     """Writes the model card of a finished run and returns its path.
 
-    It replaces a card that this package wrote, but never a card that you have edited, or another README.md.
+    Training writes a card already, so call this function to state what a run does not know, which is the language of
+    the texts and the licence. It reads only the files of the run and loads neither weights nor rows. A later call keeps
+    what an earlier one stated. It replaces a card that this package wrote, but never a card that you have edited, or
+    another README.md. Use ``push`` to upload the model together with its card.
 
     Args:
-        run: The folder of the run.
+        run: The folder of the run, which holds the folder ``model``.
         languages: ISO codes of the texts' languages, such as "en". Default: as in the card that is replaced.
-        licence: Licence of the model, as the hub names it (apache-2.0). Default: as in the card that is replaced.
+        licence: The licence of the model by its id on the Hugging Face Hub, such as "apache-2.0". Default: as in the
+            card that is replaced.
+
+    Returns:
+        The path of README.md in the folder of the model.
 
     Raises:
-        UsageError: There is no finished run, or there is a README.md that this package did not write.
-        CheckpointError: The model cannot be read or the card cannot be written.
+        UsageError: There is no finished run, a language or the licence is empty, or there is a README.md that this
+            package did not write.
+        CheckpointError: The model cannot be read, or the card cannot be written.
 
     Example:
-        >>> write_card("runs/first", languages=["en"], licence="apache-2.0")
+        >>> write_card("runs/first", languages=["en"], licence="apache-2.0").name
+        'README.md'
     """
     check_path(run)
     folder = Path(run)
-    finished, path = read_run(folder), folder / outputs.MODEL / CARD
+    finished = read_run(folder)
+    path = folder / outputs.MODEL / CARD
     fields = _stated(path)
-    for name, texts in (("language", languages), ("license", None if licence is None else [licence])):
-        if texts is not None:
-            if not all(text.strip() for text in texts):
-                raise UsageError(f"the {name} is empty. Set one, such as en or apache-2.0, or remove it")
-            fields[name] = [visible(text) for text in texts]
+    if languages is not None:
+        _check_not_empty("language", languages)
+        fields["language"] = [visible(language) for language in languages]
     if licence is not None:
+        _check_not_empty("license", [licence])
         fields["license"] = visible(licence)
     text = card_text(finished, fields)
     if not path.is_file() or path.read_text(encoding="utf-8") != text:
@@ -227,35 +278,65 @@ def write_card(run: str | Path, *, languages: Sequence[str] | None = None, licen
     return path
 
 
+def _check_not_empty(name: str, texts: Sequence[str]) -> None:
+    if not all(text.strip() for text in texts):
+        raise UsageError(f"the {name} is empty. Set one, such as en or apache-2.0, or remove it")
+
+
 def card_text(run: FinishedRun, fields: Mapping[str, Any]) -> str:
-    """Returns the card. ``fields`` are the ``language`` and ``license`` that a person stated."""
-    results = [(name, split, *run.metrics_on(name)) for name, split in run.splits.items() if name != "train"]
+    """Returns the text of a card.
+
+    Args:
+        run: The run that the card describes.
+        fields: The ``language`` and the ``license`` that a person stated.
+    """
+    results = []
+    for name, split in run.splits.items():
+        if name != "train":
+            overall, by_class = run.metrics_on(name)
+            results.append((name, split, overall, by_class))
     thresholds = run.entry.get("thresholds", [])
     labels: Sequence[tuple[object, ...]] = list(enumerate(run.labels))[:_MOST_LABELS]
     if len(thresholds) == len(run.labels):
         labels = [(*row, f"{threshold:.4g}") for row, threshold in zip(labels, thresholds, strict=False)]
     example = _example(run)
-    limits = [limit for task in run.tasks.values() for limit in task.limits]
+    shown_example = None
+    if example is not None:
+        shown_example = json.dumps(example)
+    limits: dict[str, None] = {}  # several tasks may have the same limit
+    for task in run.tasks.values():
+        limits |= dict.fromkeys(task.limits)
     sections = ("optim", "run")
     settings = {key: value for key, value in run.metadata.settings.items() if key.partition(".")[0] in sections}
-    # What is not printable is only in the strings of TOML, which may have escapes.
-    recipe = "" if run.recipe is None else tomli_w.dumps(run.recipe)
     body = _template().render(
         run=run,
         overview=_overview(run, fields),
-        limits=list(dict.fromkeys(limits)),
-        example=None if example is None else json.dumps(example),
+        limits=list(limits),
+        example=shown_example,
         inputs=", ".join(_inputs(run, example)),
         labels=labels,
         results=results,
         data=[_data_row(name, split) for name, split in run.splits.items()],
         settings=json.dumps(settings, indent=2),
-        recipe="".join(c if c == "\n" or c.isprintable() else f"\\U{ord(c):08x}" for c in recipe),
+        recipe=_recipe_text(run.recipe),
         entry=json.dumps(run.entry, indent=2, sort_keys=True),
         versions={**run.metadata.versions, "python": run.metadata.python},
         no_stock_head=NO_HF_HEAD,
     )
     return signed(ModelCard(f"---\n{_header(run, fields, results).to_yaml()}\n---\n\n{body}\n").content)
+
+
+def _recipe_text(recipe: Mapping[str, Any] | None) -> str:
+    """Returns the recipe as TOML whose characters are all visible."""
+    if recipe is None:
+        return ""
+    characters = []
+    for character in tomli_w.dumps(recipe):
+        # The writer leaves characters that are not printable in strings only, and a string of TOML may have escapes.
+        if character != "\n" and not character.isprintable():
+            character = f"\\U{ord(character):08x}"
+        characters.append(character)
+    return "".join(characters)
 
 
 def _example(run: FinishedRun) -> Row | None:
@@ -273,7 +354,7 @@ def _inputs(run: FinishedRun, example: Row | None) -> list[str]:
     only = run.tasks.get("")
     if only is None:
         return [json.dumps(TEXTS[0])]
-    inputs = [*map(json.dumps, only.pipeline_inputs(example))]
+    inputs = [json.dumps(text) for text in only.pipeline_inputs(example)]
     if any(isinstance(column.type, Words) for column in only.columns if column.required):
         inputs.append("is_split_into_words=True")
     return inputs
@@ -281,7 +362,7 @@ def _inputs(run: FinishedRun, example: Row | None) -> list[str]:
 
 @cache
 def _template() -> Template:
-    """Returns the template of a card. Text that it shows must pass ``plain``."""
+    """Returns the template of a card. Text that it shows must pass ``plain``, because nothing else escapes Markdown."""
     templates = Environment(
         loader=PackageLoader("bert_tasks.cards", ""), trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
     )
@@ -290,13 +371,14 @@ def _template() -> Template:
 
 
 def _stated(path: Path) -> dict[str, Any]:
-    """Returns language and licence of the card that will be replaced."""
+    """Returns the language and the licence of the card that will be replaced."""
     if not os.path.lexists(path):
         return {}
     try:
         text = path.read_bytes().decode("utf-8", errors="replace")
     except OSError:
         text = ""
+    # The last line of a card of this package has the digest of the rest, so that any edit shows.
     if path.is_symlink() or not is_autogenerated(text):
         raise UsageError(f"{path} was written or edited by hand and is not replaced. Move it away to get a new card")
     data = dict(vars(ModelCard(text).data))
@@ -304,39 +386,54 @@ def _stated(path: Path) -> dict[str, Any]:
 
 
 def _header(run: FinishedRun, fields: Mapping[str, Any], results: Sequence[Any]) -> Any:
-    """Returns the card's metadata with scores, but no loss, count or threshold."""
-    scores = []
+    """Returns the card's metadata for the hub, with scores, but no loss, count or threshold."""
+    scores: list[EvalResult] = []
     only = run.tasks.get("")
-    pipeline_tag = None if only is None else only.output.pipeline_tag
+    pipeline_tag = None
+    if only is not None:
+        pipeline_tag = only.output.pipeline_tag
+    task_type = pipeline_tag
+    if task_type is None:
+        task_type = visible(run.metadata.task)
+    # Readers of this metadata take each value for a score of which more is better.
     not_scores = {*run.metadata.metrics.lower_is_better, *run.metadata.metrics.neutral}
     for split, data, overall, _ in results:
         hub = {} if data.hub is None else data.hub
-        scores += [
-            EvalResult(
-                task_type=visible(run.metadata.task) if pipeline_tag is None else pipeline_tag,
+        dataset_config = None
+        if hub.get("config") is not None:
+            dataset_config = visible(str(hub["config"]))
+        for name, value in overall.items():
+            if name in not_scores or not math.isfinite(value):
+                continue
+            score = EvalResult(
+                task_type=task_type,
                 dataset_type=visible(str(hub.get("dataset", "local"))),
                 dataset_name=visible(data.source),
-                dataset_config=None if hub.get("config") is None else visible(str(hub["config"])),
+                dataset_config=dataset_config,
                 dataset_split=visible(str(hub.get("split", split))),
                 dataset_revision=hub.get("commit"),
                 dataset_args={"fingerprint": data.fingerprint},
                 metric_type=visible(name),
                 metric_value=value,
             )
-            for name, value in overall.items()
-            if name not in not_scores and math.isfinite(value)
-        ]
+            scores.append(score)
     datasets = [visible(str(data.hub["dataset"])) for data in run.splits.values() if data.hub]
+    base_model = None
+    if run.is_hub_base:
+        base_model = visible(str(run.base["name"]))
+    model_name = None
+    if scores:
+        model_name = visible(run.title)
     content: dict[str, Any] = {
         "language": fields.get("language"),
         "license": fields.get("license"),
         "library_name": "transformers" if run.has_hf_head else "bert-tasks",
         "pipeline_tag": pipeline_tag,
         "tags": ["bert-tasks", visible(str(run.config["model_type"]))],
-        "base_model": visible(str(run.base["name"])) if run.is_hub_base else None,
+        "base_model": base_model,
         "datasets": list(dict.fromkeys(datasets)),
         "metrics": sorted({score.metric_type for score in scores}),
-        "model_name": visible(run.title) if scores else None,
+        "model_name": model_name,
         "eval_results": scores,
     }
     return ModelCardData(**{key: value for key, value in content.items() if value not in (None, [])})
@@ -346,18 +443,24 @@ def _overview(run: FinishedRun, fields: Mapping[str, Any]) -> dict[str, object]:
     """Returns the first table of the card."""
     base = run.base_name
     if base is None:
-        base = _UNKNOWN if run.base["name"] is None else "a local folder, which is not named here"
+        base = "a local folder, which is not named here"
+        if run.base["name"] is None:
+            base = _UNKNOWN
     elif run.is_hub_base:
-        asked = "" if run.base["revision"] is None else f"revision {run.base['revision']}, "
-        base = f"{base} ({asked}commit {run.base['commit']})"
+        revision = ""
+        if run.base["revision"] is not None:
+            revision = f"revision {run.base['revision']}, "
+        base = f"{base} ({revision}commit {run.base['commit']})"
     languages = fields.get("language", [])
-    names = [languages] if isinstance(languages, str) else languages
+    if isinstance(languages, str):  # the header of a card may have a single language without a list
+        languages = [languages]
+    stated_languages = ", ".join(languages) if languages else f"{_UNKNOWN} (not set)"
     no_licence = f"{_UNKNOWN} (not set). The licences of the base model and the data apply, too"
     return {
         "task": run.metadata.task,
         "architecture": f"{run.config['model_type']} ({run.architecture})",
         "base model": base,
-        "languages": ", ".join(names) if names else f"{_UNKNOWN} (not set)",
+        "languages": stated_languages,
         "licence": fields.get("license", no_licence),
     }
 
@@ -365,12 +468,21 @@ def _overview(run: FinishedRun, fields: Mapping[str, Any]) -> dict[str, object]:
 def _data_row(name: str, split: SplitRecord) -> tuple[object, ...]:
     """Returns the row of a split in the table of data."""
     hub = {} if split.hub is None else split.hub
-    commit, licence = (_UNKNOWN if hub.get(key) is None else hub[key] for key in ("commit", "licence"))
-    return name, split.source, split.rows, commit if hub else "a local file", licence, split.fingerprint
+    commit = hub.get("commit")
+    licence = hub.get("licence")
+    if not hub:
+        commit = "a local file"
+    elif commit is None:
+        commit = _UNKNOWN
+    if licence is None:
+        licence = _UNKNOWN
+    return name, split.source, split.rows, commit, licence, split.fingerprint
 
 
 def _metrics(metrics: Metrics) -> str:
-    def number(value: float) -> str:
-        return format_number(value) if math.isfinite(value) else "not a number"
-
-    return table(["metric", "value"], ((name, number(value)) for name, value in metrics.items()))
+    """Returns a table of metrics, in which a value that is not finite is spelled out."""
+    rows = []
+    for name, value in metrics.items():
+        number = format_number(value) if math.isfinite(value) else "not a number"
+        rows.append((name, number))
+    return table(["metric", "value"], rows)

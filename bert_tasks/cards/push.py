@@ -1,7 +1,7 @@
-"""Uploads a model folder to the hub.
+"""Uploads a model folder to the Hugging Face Hub.
 
-Owns the choice of files (the model and its card, nothing else in the folder) and the error messages. huggingface_hub
-handles the endpoint, the token and the transfer. A token is never in a message.
+This module owns the choice of files, which are the model and its card and nothing else in the folder, and the error
+messages. huggingface_hub handles the endpoint, the token and the transfer. A token never appears in a message.
 """
 
 import fnmatch
@@ -23,6 +23,7 @@ from bert_tasks.storage import check_path
 from bert_tasks.tables import Result
 from bert_tasks.training import files as outputs
 
+# Patterns of the files that are uploaded beside those of the model.
 _ACCOMPANYING = (CARD, "LICENSE*", "NOTICE*", "onnx/model*.onnx*")
 _MAIN = "main"
 _REFUSALS = {  # by the status of the hub's response
@@ -38,9 +39,9 @@ class Push(Result):
     """An upload, or the plan of one.
 
     Attributes:
-        files: Name of each file -> size in bytes.
-        left_out: Names of the other files in the folder.
-        url: Address of the new commit. None before it, and for a dry run.
+        files: The size in bytes of each file, by its name in the folder.
+        left_out: The names of the other files in the folder, which are not uploaded.
+        url: The address of the new commit. It is None before the upload and for a dry run.
     """
 
     folder: Path
@@ -74,48 +75,67 @@ def push(
     languages: Sequence[str] | None = None,
     licence: str | None = None,
 ) -> Push:
-    """Uploads a model folder to the hub, in one commit.
+    """Uploads a model folder to the Hugging Face Hub, in one commit.
+
+    It uploads the weights, the configuration, the tokenizer, the card, exported ONNX models and licence texts, and
+    nothing else of the folder. A check before the upload makes sure that the model can be loaded. Because all files are
+    in one commit, readers of the repository never see half of a model. Call it with ``dry_run=True`` first to see the
+    files and their sizes.
 
     Args:
         model: The folder of a model or of a finished run.
-        repo: ``OWNER/NAME``. It is created if it does not exist.
-        dry_run: True to only list the files, without contacting the hub.
-        public: True if a new repository is public, and an existing one may be.
-        branch: Branch of the repository, which is created if it does not exist. Default: main.
-        message: Message of the commit.
-        languages, licence: Write the card of the run again, as ``write_card`` does. Default: the card is not changed.
+        repo: The repository as ``OWNER/NAME``. It is created if it does not exist.
+        dry_run: True to only list the files, without contacting the hub. Default: False.
+        public: True if a new repository is public, and an existing one may be. Default: False, so that a new repository
+            is private, and a public one is rejected.
+        branch: The branch of the repository, which is created if it does not exist. Default: main.
+        message: The message of the commit.
+        languages, licence: If one of them is given, the card of the run is written again first, as ``write_card`` does.
+            Default: the card is not changed.
+
+    Returns:
+        The files that were uploaded, those that were left out, and the address of the commit.
 
     Raises:
-        UsageError: The folder has no finished model, a name is not valid, or there is no token.
+        UsageError: The folder has no finished model, a name is not valid, the repository is public and ``public`` is
+            False, or there is no token.
         CheckpointError: The model is damaged, or the hub rejects the upload or cannot be reached.
 
     Example:
-        >>> push("runs/first", "my-org/feedback", dry_run=True).files["config.json"]
+        >>> plan = push("runs/first", "my-org/feedback", dry_run=True)
+        >>> "config.json" in plan.files
+        True
     """
     folder = _model_folder(Path(model))
     try:
         validate_repo_id(repo)
-        repo_is_name = repo.count("/") == 1
+        has_owner = repo.count("/") == 1  # NAME alone is valid for huggingface_hub, too
     except errors.HFValidationError:
-        repo_is_name = False
-    if not repo_is_name:
+        has_owner = False
+    if not has_owner:
         raise UsageError(f"{repo}: expected OWNER/NAME, such as my-org/my-model")
     if not branch.strip() or not message.strip():
         raise UsageError("expected a branch and a message that are not empty")
     if languages is not None or licence is not None:
-        run = folder.parent if folder.name == outputs.MODEL else folder
+        run = folder.parent if folder.name == outputs.MODEL else folder  # a card is written from the files of a run
         write_card(run, languages=languages, licence=licence)
     files, left_out = _files_to_upload(folder)
     plan = Push(folder=folder, repo=repo, branch=branch, public=public, files=files, left_out=left_out)
-    return plan if dry_run else _upload(plan, message)
+    if dry_run:
+        return plan
+    return _upload(plan, message)
 
 
 def _model_folder(path: Path) -> Path:
     """Returns the folder of the model, after a check that the model can be loaded."""
     check_path(path)
     if not path.is_dir():
-        problem = "this is a file. Expected the folder of a model or of a finished run"
-        raise UsageError(f"{path}: {problem if path.exists() else missing_path(path, 'folder')}")
+        if path.exists():
+            problem = "this is a file. Expected the folder of a model or of a finished run"
+        else:
+            problem = missing_path(path, "folder")
+        raise UsageError(f"{path}: {problem}")
+    # The folder of a run has the model in a folder of its own.
     if not (path / CONFIG).is_file():
         if (path / outputs.RUN).is_file() and outputs.read_summary(path) is None:
             raise UsageError(f"{path}: the run is not finished. Train it to its end, or push {path / outputs.MODEL}")
@@ -132,21 +152,28 @@ def _files_to_upload(folder: Path) -> tuple[dict[str, int], tuple[str, ...]]:
     """Returns the files to upload with their sizes, and the names of all others."""
     paths = [path for path in (*folder.iterdir(), *folder.glob("onnx/*")) if path.name != "onnx"]
     names = sorted(path.relative_to(folder).as_posix() for path in paths)
-    names_to_upload = [
-        name
-        for name in names
-        if is_model_file(name) or any(fnmatch.fnmatchcase(name, pattern) for pattern in _ACCOMPANYING)
-    ]
+    names_to_upload = [name for name in names if is_model_file(name) or _matches(name, _ACCOMPANYING)]
+    # A file that must not be published is an error and not left out, because the model would lack it.
+    files = {}
     for name in names_to_upload:
-        if (folder / name).is_symlink():
-            raise UsageError(f"{folder / name} is a link. Push a copy of the folder (`cp -rL {folder} COPY`)")
-        if any(fnmatch.fnmatchcase(name, pattern) for pattern in PICKLES):
-            raise UsageError(f"{folder / name} holds pickled weights. Load the model and save it with save_pretrained")
-    files = {name: (folder / name).stat().st_size for name in names_to_upload if (folder / name).is_file()}
+        path = folder / name
+        # A link may lead to a file outside of the folder, which nobody meant to publish.
+        if path.is_symlink():
+            raise UsageError(f"{path} is a link. Push a copy of the folder (`cp -rL {folder} COPY`)")
+        # Loading a pickle runs the code in it.
+        if _matches(name, PICKLES):
+            raise UsageError(f"{path} holds pickled weights. Load the model and save it with save_pretrained")
+        if path.is_file():
+            files[name] = path.stat().st_size
     return files, tuple(name for name in names if name not in files)
 
 
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
 def _upload(plan: Push, message: str) -> Push:
+    """Makes the repository and the branch if they do not exist, and commits the files."""
     if constants.HF_HUB_OFFLINE:
         raise UsageError("HF_HUB_OFFLINE is set. Unset it to push, or use --dry-run")
     if get_token() is None:
@@ -154,6 +181,7 @@ def _upload(plan: Push, message: str) -> Push:
     api = HfApi(library_name="bert-tasks")
     with _hub_errors(plan):
         api.create_repo(plan.repo, private=not plan.public, exist_ok=True)
+        # ``private`` has no effect on a repository that exists, which may be public.
         if not plan.public and api.model_info(plan.repo).private is False:
             raise UsageError(f"{plan.repo} exists and is public. Pass --public to push to it, or choose another name")
         if plan.branch != _MAIN:
@@ -165,15 +193,19 @@ def _upload(plan: Push, message: str) -> Push:
 
 @contextmanager
 def _hub_errors(plan: Push) -> Iterator[None]:
-    """Turns errors of the hub and the network into a short ``CheckpointError``."""
+    """Turns errors of the hub and of the network into a short ``CheckpointError``."""
     try:
         yield
     except (OSError, RuntimeError, ValueError, LookupError, httpx.HTTPError) as error:
-        refused = error if isinstance(error, errors.HfHubHTTPError) else error.__cause__
-        status, hub = getattr(getattr(refused, "response", None), "status_code", None), masked(constants.ENDPOINT)
+        # huggingface_hub raises some errors of its own "from" the error that has the response.
+        refusal = error if isinstance(error, errors.HfHubHTTPError) else error.__cause__
+        response = getattr(refusal, "response", None)
+        status = getattr(response, "status_code", None)
+        hub = masked(constants.ENDPOINT)  # an address may hold a name and a password
         if status is not None:
             reason = _REFUSALS.get(status, f"The hub ({hub}) answered {status}. Try again later")
-        else:  # not the library's message, which may be long, or quote what was sent
+        else:
+            # The message of the library is not shown, because it may be long or quote what was sent.
             reason = (
                 f"The upload to {hub} failed ({type(error).__name__}). Check the network and the proxy, then push "
                 "again (HF_HUB_DISABLE_XET=1 sends files by plain HTTP)"

@@ -1,6 +1,7 @@
 """The command line's application, its help pages, and everything that a command prints.
 
-Owns standard output and standard error while a command runs. Only the first of several processes prints.
+This module owns standard output and standard error while a command runs. Results go to standard output, and everything
+else goes to standard error, so that a pipe gets the result alone. Only the first of several processes prints.
 """
 
 import io
@@ -13,7 +14,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Annotated, Any, BinaryIO, NoReturn, cast
+from typing import Annotated, Any, BinaryIO, Literal, NoReturn, cast
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -39,7 +40,11 @@ class _Parser:
     """How a command or the application reads its arguments, as a mix-in for typer's classes."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """The parameters as ``--help`` shows them. Metavars name the units, so typer's types and ranges are hidden."""
+        """Returns the parameters as ``--help`` shows them.
+
+        Metavars name the units, so typer's types and ranges are hidden.
+        """
+        # typer shows "INTEGER RANGE [1<=x<=20]" and the like, which the metavar and the help already say.
         params: list[Any] = super().get_params(ctx)  # type: ignore[misc]  # of the typer class beside it
         for param in params:
             if getattr(param, "is_flag", False):
@@ -52,6 +57,7 @@ class _Parser:
         return params
 
     def make_context(self, *arguments: Any, **options: Any) -> Any:
+        """Parses the arguments."""
         with _write_errors_raised():  # help and version are printed here
             return super().make_context(*arguments, **options)  # type: ignore[misc]
 
@@ -61,10 +67,17 @@ class _Command(_Parser, TyperCommand):
 
 
 class _Group(_Parser, TyperGroup):
+    """The application, whose help lists the commands by what they are for instead of by their names."""
+
     def list_commands(self, ctx: Any) -> list[str]:
-        return [name for names in GROUPS.values() for name in names]
+        """Returns the names of the commands in the order of ``GROUPS``."""
+        commands: list[str] = []
+        for names in GROUPS.values():
+            commands += names
+        return commands
 
     def invoke(self, ctx: Any) -> Any:
+        """Runs the command. Ctrl-C ends it with the exit code that a shell gives a signal."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
@@ -73,21 +86,27 @@ class _Group(_Parser, TyperGroup):
 
 
 class _App(typer.Typer):
+    """A typer application whose commands are in the panels of ``GROUPS``."""
+
     def command(self, name: str | None = None, **options: Any) -> Callable[[CommandFunctionType], CommandFunctionType]:
         panel = next(panel for panel, names in GROUPS.items() if name in names)
         return super().command(name, cls=_Command, rich_help_panel=panel, **options)
 
 
+# Markdown shows [brackets] in texts, which typer's default takes for its own markup.
+_MARKUP: Literal["markdown"] | None = "markdown" if shutil.get_terminal_size().columns >= BOXES else None
 app = _App(
     cls=_Group,
     help="Pre-train, fine-tune, distil, evaluate, serve and export BERT-family encoders.",
     pretty_exceptions_enable=False,
-    rich_markup_mode="markdown" if shutil.get_terminal_size().columns >= BOXES else None,  # which shows [brackets]
+    rich_markup_mode=_MARKUP,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
 class _PrintableFormatter(logging.Formatter):
+    """Escapes what a file or a library may have put into a message."""
+
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))
 
@@ -102,16 +121,22 @@ def _options(
 
         print_out(f"bert-tasks {installed('bert-tasks')}")
         raise typer.Exit
+    layout = "note: %(message)s"
+    level = logging.WARNING
+    if debug:
+        layout = "%(name)s: %(message)s"
+        level = logging.DEBUG
     handler = logging.StreamHandler()
-    handler.setFormatter(_PrintableFormatter("%(name)s: %(message)s" if debug else "note: %(message)s"))
-    logging.basicConfig(level=logging.DEBUG if debug else logging.WARNING, handlers=[handler])
+    handler.setFormatter(_PrintableFormatter(layout))
+    logging.basicConfig(level=level, handlers=[handler])
 
 
 def print_result(content: dict[str, Any], lines: list[str], *, as_json: bool) -> None:
     """Prints a command's result on standard output, as lines or as JSON (see ``print_out``)."""
-    if as_json:  # a metric that is not a number becomes null: JSON has no NaN
+    if as_json:
+        # JSON has no NaN, but Python writes it. Reading it back makes null of a metric that is not a number.
         plain = json.loads(json.dumps(content, default=str), parse_constant=lambda _: None)
-        encoding = sys.stdout.encoding  # None: of a stream that a program has put there
+        encoding = sys.stdout.encoding  # a stream that a program has put there may have none
         is_unicode = encoding is not None and encoding.lower().replace("-", "").startswith("utf")
         lines = [printable_json(json.dumps(plain, indent=2, ensure_ascii=not is_unicode))]
     print_out("\n".join(lines))
@@ -121,8 +146,8 @@ def print_out(text: str) -> None:
     """Prints a command's result on standard output.
 
     Raises:
-        ClosedPipeError: the reader has closed the pipe.
-        UsageError: it cannot be written.
+        ClosedPipeError: The reader has closed the pipe.
+        UsageError: The result cannot be written, for example to a full disk.
     """
     if is_printing_process():
         with _write_errors_raised():
@@ -131,10 +156,12 @@ def print_out(text: str) -> None:
 
 @contextmanager
 def _write_errors_raised() -> Iterator[None]:
+    """Turns a failure to write standard output into an error of this package."""
     try:
         yield
     except (BrokenPipeError, SystemExit) as end:
-        if isinstance(end, SystemExit) and end.code != 1:  # rich ends the process with 1 if a pipe is closed
+        # rich, which writes help pages, ends the process with 1 if a pipe is closed. Other codes are ends of their own.
+        if isinstance(end, SystemExit) and end.code != 1:
             raise
         raise ClosedPipeError("the output's reader has closed it") from None
     except OSError as error:
@@ -148,7 +175,7 @@ def print_notice(text: str) -> None:
         try:
             print(printable(text), flush=True)
         except OSError:
-            discard_output(1)
+            discard_output(1)  # otherwise the text that is still buffered would fail again at exit
 
 
 def print_err(text: str) -> None:
@@ -172,12 +199,16 @@ class _EscapedRows:
 
 @contextmanager
 def result_stream() -> Iterator[BinaryIO]:
-    """Standard output for one result. Everything else that is printed meanwhile goes to standard error."""
+    """Yields standard output for one result. Everything else that is printed meanwhile goes to standard error."""
     sys.stdout.flush()
+    # The descriptors are exchanged below Python, so that what libraries in C or Rust print does not reach the rows.
     stream = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
+    rows: BinaryIO = stream
+    if stream.isatty():
+        rows = cast(BinaryIO, _EscapedRows(stream))
     try:
-        yield cast(BinaryIO, _EscapedRows(stream)) if stream.isatty() else stream
+        yield rows
         stream.flush()
     finally:
         sys.stdout.flush()
@@ -203,10 +234,12 @@ def standard_streams() -> Iterator[None]:
                 os.close(opened)
     if sys.stdout is None:
         sys.stdout = io.TextIOWrapper(os.fdopen(1, "wb", closefd=False), encoding="utf-8")
+    # In a locale such as C, Python could not print the letters of most languages.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    before, format_warning = sys.stderr, warnings.formatwarning
+    before = sys.stderr
+    format_warning = warnings.formatwarning
     sys.stderr = message_stream()
     warnings.formatwarning = lambda *arguments, **options: printable(format_warning(*arguments, **options))
     try:
@@ -216,7 +249,8 @@ def standard_streams() -> Iterator[None]:
         for descriptor, last in ((2, before), (1, sys.stdout)):
             if last is None:
                 continue
-            try:  # text that is still buffered and cannot be written would make Python's exit code 120
+            # Text that is still buffered and cannot be written would make Python's exit code 120.
+            try:
                 last.flush()
             except (OSError, ValueError):
                 discard_output(descriptor)
@@ -232,6 +266,7 @@ def discard_output(descriptor: int) -> None:
 
 
 def process_count() -> int:
+    """Returns the number of processes of the run, which the launcher states."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
@@ -249,6 +284,7 @@ def exit_without_shutdown(code: str | int | None) -> NoReturn:
     In a run of several processes, a communication thread that is still alive at shutdown would abort the process and
     replace its exit code. In a server, Python would wait for the thread that loads a model.
     """
+    # A command that has not imported the module has joined no group of processes.
     if "bert_tasks.distributed" in sys.modules:
         from bert_tasks.distributed import leave_process_group
 
@@ -256,4 +292,6 @@ def exit_without_shutdown(code: str | int | None) -> NoReturn:
     with suppress(OSError, ValueError):
         sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code if isinstance(code, int) else int(code is not None))
+    if not isinstance(code, int):  # as for sys.exit, None is success and a text is a failure
+        code = int(code is not None)
+    os._exit(code)

@@ -1,4 +1,8 @@
-"""The console script, which runs a command and turns its errors into one short message and an exit code."""
+"""The console script, which runs a command and turns its errors into one short message and an exit code.
+
+An error of the package says what to do. Any other error is a defect, and its message says how to report it. Of several
+processes the first one reports what all of them know, because the same message from each would hide the cause.
+"""
 
 import gc
 import os
@@ -23,12 +27,12 @@ from bert_tasks.storage import os_error_message
 from bert_tasks.terminal import printable
 from bert_tasks.variables import disable_telemetry, limit_primitive_caches
 
-# Parts of what gloo and nccl report when another process has ended or does not respond.
 _TRAINING = ("train", "search")
 _WITH_RECIPES = ("train", "search", "check")
 # New objects until Python looks for unused cycles. Modules create hundreds of thousands of objects that stay, and to
 # look through them again and again takes a tenth of the time that a short command needs.
 _GC_THRESHOLD = 50_000
+# Parts of what gloo and nccl report when another process has ended or does not respond.
 _LOST = (
     *("closed by peer", "reset by peer", "onnection refused", "imed out", "Broken pipe", "pair closure"),
     *("likely closed", "likely been closed"),
@@ -36,26 +40,34 @@ _LOST = (
 
 
 def main() -> None:
-    """The console script. ``--debug`` may be given before or after the command."""
+    """Runs the command that was typed. ``--debug`` may be given before or after it."""
     gc.set_threshold(_GC_THRESHOLD)
-    limit_primitive_caches()  # torch's own GELU fills them, too; in the process of another program it may
+    # Both set variables for the whole process, which is this command's own. A program that imports the package decides
+    # about the caches itself, which torch's own GELU fills, too.
+    limit_primitive_caches()
     disable_telemetry()
     words = ["--help"] if len(sys.argv) < 2 else sys.argv[1:]
     arguments = [argument for argument in words if argument != "--debug"]
     debug = len(arguments) < len(words)
+    if debug:
+        arguments = ["--debug", *arguments]
     with messages_with_options(), standard_streams():
         try:
-            _end(app(["--debug", *arguments] if debug else arguments, standalone_mode=False))
+            _end(app(arguments, standalone_mode=False))
         except SystemExit as end:
             _end(end.code)
         except Exception as error:  # noqa: BLE001  # outer boundary: the command line
-            _end(_report_error(_memory_error(error) if is_out_of_memory(error) else error, debug=debug))
+            reported = _memory_error(error) if is_out_of_memory(error) else error
+            _end(_report_error(reported, debug=debug))
 
 
 def _end(code: str | int | None) -> None:
+    """Ends this process with the exit code of the command."""
     if process_count() > 1:
         exit_without_shutdown(code)
-    raise SystemExit(0 if code is None else code) from None
+    if code is None:
+        code = 0
+    raise SystemExit(code) from None
 
 
 def _memory_error(error: Exception) -> CheckpointError:
@@ -67,7 +79,8 @@ def _memory_error(error: Exception) -> CheckpointError:
         smaller = f"Lower optim.micro_batch_tokens. {smaller}"
     elif "serve" in sys.argv[1:]:
         smaller = f"Lower --batch-tokens. {smaller}"
-    result = CheckpointError(f"out of memory{work}{f' ({reason})' if reason else ''}. {smaller}")
+    cause = f" ({reason})" if reason else ""
+    result = CheckpointError(f"out of memory{work}{cause}. {smaller}")
     result.__cause__ = error
     return result
 
@@ -76,15 +89,20 @@ def _report_error(error: Exception, *, debug: bool) -> int:
     """Prints what the user needs to know, and returns the exit code."""
     if isinstance(error, TyperException):
         error = UsageError(_parser_message(error))
+    # A reader such as ``head`` has all it wants, so nothing is said about it.
     if isinstance(error, ClosedPipeError | BrokenPipeError):
         discard_output(1)
         return ClosedPipeError.exit_code
-    if debug or (process_count() > 1 and not isinstance(error, BertTasksError) and not _is_lost_connection(error)):
+    is_expected = isinstance(error, BertTasksError) or _is_lost_connection(error)
+    # A defect of one of several processes may not occur again, so its traceback is shown at once.
+    if debug or (process_count() > 1 and not is_expected):
         sys.stderr.write(printable(masked("".join(traceback.format_exception(error)))))
     sys.stderr.write(printable(_message(error, debug=debug)))
     if isinstance(error, BertTasksError):
         return error.exit_code
-    return UsageError.exit_code if isinstance(error, OSError) else 1  # an unusable file is no defect of the package
+    if isinstance(error, OSError):  # an unusable file is no defect of the package
+        return UsageError.exit_code
+    return 1
 
 
 def _parser_message(error: TyperException) -> str:
@@ -93,22 +111,28 @@ def _parser_message(error: TyperException) -> str:
     setting = _setting_hint(error)
     if setting:
         return f"No such option: {getattr(error, 'option_name', '')}. {setting}."
-    hint = f" See '{context.command_path} --help'." if (context := getattr(error, "ctx", None)) else ""
-    return f"{message}{'' if message.endswith(('.', '?')) else '.'}{hint}"
+    if not message.endswith((".", "?")):
+        message = f"{message}."
+    context = getattr(error, "ctx", None)
+    if context:
+        message = f"{message} See '{context.command_path} --help'."
+    return message
 
 
 def _setting_hint(error: TyperException) -> str:
     """Returns how to set the key of a recipe that was typed as an option of a command with recipes, if it is one."""
-    option, context = getattr(error, "option_name", None), getattr(error, "ctx", None)
+    option = getattr(error, "option_name", None)
+    context = getattr(error, "ctx", None)
     if option is None or context is None or context.info_name not in _WITH_RECIPES:
         return ""
-    from bert_tasks.recipe.schema import option_hint  # which imports pydantic
+    from bert_tasks.recipe.schema import option_hint  # it imports pydantic, which takes time
 
     return option_hint(option, _typed_value(option))
 
 
 def _typed_value(option: str) -> str:
     """Returns the value of an unknown option in the command, or VALUE if it has none."""
+    # The parser stops at an unknown option, so its value is looked up in what was typed.
     for word, following in zip(sys.argv, [*sys.argv[1:], ""], strict=True):
         if word.startswith(f"{option}="):
             return word.partition("=")[2]
@@ -124,16 +148,25 @@ def _is_lost_connection(error: Exception) -> bool:
 
 
 def _message(error: Exception, *, debug: bool) -> str:
-    """The message on standard error. Each of several processes reports only what the first does not know."""
-    rank, several = int(os.environ.get("RANK", "0")), process_count() > 1
+    """Returns the message for standard error. Each of several processes reports only what the first does not know."""
+    rank = int(os.environ.get("RANK", "0"))
+    several = process_count() > 1
     prefix = f"process {rank} of {process_count()}: " if several else ""
     if isinstance(error, StoppedError):
-        # The command that resumes the run: this one, without the option that would replace the saved run.
-        command = shlex.join(["bert-tasks", *(argument for argument in sys.argv[1:] if argument != "--overwrite")])
-        how = "start the same processes again, without --overwrite" if several else command
-        return f"note: {error}\nresume: {how}\n" if rank == 0 else ""
+        if rank > 0:
+            return ""
+        how = "start the same processes again, without --overwrite"
+        if not several:
+            # This command resumes the run, without the option that would replace the saved run.
+            how = shlex.join(["bert-tasks", *(word for word in sys.argv[1:] if word != "--overwrite")])
+        return f"note: {error}\nresume: {how}\n"
     if isinstance(error, BertTasksError):
-        return "" if error.collective and rank > 0 else f"{prefix if rank > 0 else ''}error: {error}\n"
+        if rank == 0:
+            return f"error: {error}\n"
+        if error.collective:
+            return ""
+        return f"{prefix}error: {error}\n"
+    # The message of a library may be long, and may quote an address with a password.
     reason = masked(str(error)).partition("\n")[0][:500]
     if _is_lost_connection(error):
         other = f"process {1 - rank}" if process_count() == 2 else "another process"

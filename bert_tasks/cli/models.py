@@ -145,9 +145,11 @@ def predict(
     from bert_tasks.model.inputs import load_trained
 
     if labels is None and (hypothesis is not None or multi_label):
-        raise typer.BadParameter(f"{'--multi-label' if hypothesis is None else '--hypothesis'} needs --labels")
+        option = "--multi-label" if hypothesis is None else "--hypothesis"
+        raise typer.BadParameter(f"{option} needs --labels")
     if labels is not None and text_pair:
         raise typer.BadParameter("--labels and --text-pair exclude each other, because the labels are second texts")
+    # A submission is made of the test rows that belong to the run, so there is no file to name.
     if reading.format == "glue":
         from bert_tasks.glue_submission import glue_submission
 
@@ -159,9 +161,12 @@ def predict(
     loading |= {"adapter": adapter}
     predictor: Any = model
     if labels is not None:
-        options: dict[str, Any] = {} if hypothesis is None else {"hypothesis": hypothesis}
-        predictor = load_trained(model, data=source, reading=reading, **loading)
-        predictor, loading = predictor.zero_shot(labels, multi_label=multi_label, **options), {}
+        options: dict[str, Any] = {}
+        if hypothesis is not None:
+            options["hypothesis"] = hypothesis
+        entailment_model: Any = load_trained(model, data=source, reading=reading, **loading)
+        predictor = entailment_model.zero_shot(labels, multi_label=multi_label, **options)
+        loading = {}  # the model is loaded already
     with _rows_output(output, quiet=quiet) as (target, progress):
         result = predict_file(
             predictor,
@@ -235,31 +240,46 @@ def embed(
 
 
 def _texts_or_data(texts: list[str] | None, seconds: list[str] | None, data: str | None, verb: str) -> Any:
-    """The rows of --text and --text-pair, a file, or "-" for standard input. One text may have several second texts."""
+    """Returns the rows of --text and --text-pair, a file, or "-" for standard input.
+
+    One text may have several second texts, such as the choices of a question.
+    """
     if data is not None and texts:
         raise typer.BadParameter("FILE and --text exclude each other. Pass only one of them")
     if seconds and (not texts or len(texts) not in (1, len(seconds))):
-        count = 0 if not texts else len(texts)
+        count = 0
+        if texts:
+            count = len(texts)
         raise typer.BadParameter(f"{count} --text and {len(seconds)} --text-pair. Pass a --text-pair for each --text")
     if not texts:
         return _data_or_pipe(data, verb)
     if not seconds:
         return texts
-    return [(texts[0], *seconds)] if len(texts) == 1 else list(zip(texts, seconds, strict=True))
+    if len(texts) == 1:
+        return [(texts[0], *seconds)]
+    return list(zip(texts, seconds, strict=True))
 
 
 def _data_or_pipe(data: str | None, verb: str) -> str:
-    if data is None and sys.stdin is not None and sys.stdin.isatty():
+    """Returns the file, or "-" for a pipe. A terminal is no pipe, and would wait for rows that nobody types."""
+    if data is not None:
+        return data
+    if sys.stdin is not None and sys.stdin.isatty():
         raise typer.BadParameter(f"nothing to {verb}. Pass a file, or send rows through a pipe")
-    return "-" if data is None else data
+    return "-"
 
 
 @contextmanager
 def _rows_output(output: str, *, quiet: bool) -> Iterator[tuple[Any, Callable[[int, int | None], None]]]:
-    """Yields where a command writes a row for each row, and the function that shows its progress. Reports Ctrl-C."""
+    """Yields where a command writes a row for each row, and the function that shows its progress.
+
+    After Ctrl-C it says which rows are written, and how to go on.
+    """
     from bert_tasks.inference.sinks import unfinished_folder
 
-    opened: AbstractContextManager[Any] = result_stream() if output == "-" else nullcontext(output)
+    opened: AbstractContextManager[Any] = nullcontext(output)
+    if output == "-":
+        opened = result_stream()
     is_shown = output == "-" and sys.stdout.isatty()  # the rows themselves show the progress
     try:
         with rows_progress(quiet=quiet or is_shown) as progress, opened as target:
@@ -276,6 +296,7 @@ def _rows_output(output: str, *, quiet: bool) -> Iterator[tuple[Any, Callable[[i
 
 
 def _print_rows_result(result: "Written", noun: str, output: str) -> None:
+    """Prints the number of rows. It goes to standard error if standard output has the rows."""
     from bert_tasks.data.issues import counted
 
     if output == "-":
@@ -291,29 +312,39 @@ _PROGRESS_INTERVAL = 0.2  # seconds between two states of the line
 
 @contextmanager
 def rows_progress(*, quiet: bool) -> Iterator[Callable[[int, int | None], None]]:
-    """A line on the terminal with the number of written rows and the rows per second since the first call.
+    """Shows a line on the terminal with the number of written rows and the rows per second since the first call.
+
+    The first call is not the start, because a resumed command begins with the rows that are written already.
 
     Yields:
-        A function of the number of rows so far and of all rows (None if it is not known).
+        A function of the number of rows so far and of the number of all rows, or None if that is not known.
     """
     stream = message_stream()
     if quiet or not stream.isatty() or not is_printing_process():
         yield lambda rows, total: None
         return
     first: tuple[float, int] | None = None
-    last_shown, width = 0.0, 0
+    last_shown = 0.0
+    width = 0
 
     def show(rows: int, total: int | None) -> None:
         nonlocal first, last_shown, width
         now = time.monotonic()
-        first = (now, rows) if first is None else first
+        if first is None:
+            first = (now, rows)
+        # The last state is always shown.
         if now - last_shown < _PROGRESS_INTERVAL and rows != total:
             return
-        last_shown, (start, before) = now, first
-        noun = "row" if (rows if total is None else total) == 1 else "rows"
-        text = f"{rows:,} {noun}" if total is None else f"{rows:,} of {total:,} {noun}"
-        text += f", {(rows - before) / (now - start):,.0f} rows/s" if rows > before and now > start else ""
-        width = max(width, len(text))
+        last_shown = now
+        start, rows_before = first
+        count = rows if total is None else total
+        noun = "row" if count == 1 else "rows"
+        text = f"{rows:,} {noun}"
+        if total is not None:
+            text = f"{rows:,} of {total:,} {noun}"
+        if rows > rows_before and now > start:
+            text += f", {(rows - rows_before) / (now - start):,.0f} rows/s"
+        width = max(width, len(text))  # a shorter text must cover what a longer one has left
         stream.write("\r" + text.ljust(width))
         stream.flush()
 
@@ -363,16 +394,18 @@ def serve(
     """
     from bert_tasks.serving import Limits, serve
 
+    stated_limits = [] if limit is None else limit
+    allowed_hosts = [] if allow_host is None else allow_host
     serve(
         model,
         adapters=adapters,
         host=host,
         port=port,
-        limits=Limits.parse([] if limit is None else limit),
+        limits=Limits.parse(stated_limits),
         batch_tokens=batch_tokens,
         max_wait=max_wait / 1000,
         grace=grace,
-        allowed_hosts=[] if allow_host is None else allow_host,
+        allowed_hosts=allowed_hosts,
         dtype=dtype,
         notify=print_notice,
         **loading,
@@ -405,6 +438,7 @@ def export(
     """
     from bert_tasks.export import export
 
+    # The other fields of ReadOptions are arguments of ``export``.
     options = {name: value for name, value in vars(reading).items() if name not in ("document", "split")}
     loading |= {"adapter": adapter, "overwrite": overwrite}
     result = export(model, to=to, output=output, data=data, **loading, **options)
@@ -443,11 +477,12 @@ def report_on_runs(
     """
     from bert_tasks.report import make_report
 
+    columns = [] if by is None else by
     result = make_report(
         runs,
         output,
         data=data,
-        by=[] if by is None else by,
+        by=columns,
         mistakes=mistakes,
         label_issues=label_issues,
         explain=explain,

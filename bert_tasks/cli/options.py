@@ -1,4 +1,8 @@
-"""Arguments and options that several commands share, and the values that commands get from them."""
+"""Arguments and options that several commands share, and the values that commands get from them.
+
+typer makes the options of a command from its signature. ``shared_options`` puts the parameters of a function such as
+``read_options`` into the signature, so that the same option has the same name, type and help in every command.
+"""
 
 import inspect
 from collections.abc import Callable
@@ -92,23 +96,33 @@ WithReport = Annotated[bool, output_option("--report/--no-report", help="Write r
 
 
 def shared_options(**groups: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorates a command, where a parameter gets what its group, a function of options, returns."""
+    """Decorates a command, where a parameter gets what its group, a function of options, returns.
+
+    Args:
+        groups: For each of these parameters of the command, the function whose parameters are the options.
+    """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         options = {name: inspect.signature(group).parameters for name, group in groups.items()}
-        parameters = [
-            option.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-            for name, parameter in inspect.signature(command).parameters.items()
-            for option in (options[name].values() if name in groups else [parameter])
-        ]
+        signature: list[inspect.Parameter] = []
+        for name, parameter in inspect.signature(command).parameters.items():
+            if name in groups:
+                signature += options[name].values()
+            else:
+                signature.append(parameter)
+        # Keywords may follow in any order, whether they have a default or not.
+        parameters = [option.replace(kind=inspect.Parameter.KEYWORD_ONLY) for option in signature]
 
         def call(**values: Any) -> None:
             for name, group in groups.items():
-                values[name] = group(**{option: values.pop(option) for option in options[name]})
+                chosen = {option: values.pop(option) for option in options[name]}
+                values[name] = group(**chosen)
             command(**values)
 
-        call.__name__, call.__doc__ = command.__name__, command.__doc__
+        call.__name__ = command.__name__
+        call.__doc__ = command.__doc__
         call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        # typer reads the options of a command from its signature and its annotations.
         call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # PEP 362
         return call
 
@@ -124,13 +138,15 @@ def model_options(
     ] = None,
     revision: Revision = None,
 ) -> dict[str, Any]:
-    """The arguments ``task``, ``settings`` and ``revision`` of functions that load a model."""
+    """Returns the arguments ``task``, ``settings`` and ``revision`` of functions that load a model."""
     from bert_tasks.recipe.schema import load_task_class
     from bert_tasks.recipe.toml import parse_value
 
     pairs = _key_value_pairs("--set", set_, expected="KEY=VALUE, e.g. max_length=256")
     values = {key.removeprefix("settings."): parse_value(value) for key, value in pairs.items()}
-    named = task if task is None or ":" not in task else load_task_class(task)
+    named: Any = task
+    if task is not None and ":" in task:  # MODULE:CLASS, a task of the user's own
+        named = load_task_class(task)
     return {"task": named, "settings": values, "revision": revision}
 
 
@@ -139,7 +155,7 @@ def served_adapters(
         list[str] | None, model_option("--adapter", metavar="NAME=FOLDER", help="Adapters to serve. May be repeated.")
     ] = None,
 ) -> dict[str, str]:
-    """The argument ``adapters`` of ``serve``."""
+    """Returns the argument ``adapters`` of ``serve``."""
     pairs = _key_value_pairs("--adapter", adapter, expected="NAME=FOLDER, e.g. mood=runs/mood/adapter")
     if adapter is not None and len(pairs) < len(adapter):
         raise typer.BadParameter(f"two of --adapter {' --adapter '.join(adapter)} have the same name. Rename one")
@@ -158,7 +174,7 @@ def read_options(
     label_separator: LabelSeparator = None,
     split_column: SplitColumn = None,
 ) -> "ReadOptions":
-    """How a file is read that a trained model gets."""
+    """Returns how a file is read that a trained model gets."""
     from bert_tasks.data.options import ReadOptions
 
     return ReadOptions(
@@ -173,11 +189,16 @@ def read_options(
 
 
 def _key_value_pairs(option: str, texts: list[str] | None, *, expected: str) -> dict[str, str]:
-    pairs = [text.partition("=") for text in ([] if texts is None else texts)]
-    for key, sign, value in pairs:
+    """Returns the parts of texts such as KEY=VALUE. A later value of a key replaces an earlier one."""
+    pairs: dict[str, str] = {}
+    if texts is None:
+        return pairs
+    for text in texts:
+        key, sign, value = text.partition("=")
         if not (key and sign and value):
-            raise typer.BadParameter(f"{option} {key}{sign}{value}: expected {expected}")
-    return {key: value for key, _, value in pairs}
+            raise typer.BadParameter(f"{option} {text}: expected {expected}")
+        pairs[key] = value
+    return pairs
 
 
 def write_options(
@@ -194,14 +215,17 @@ def write_options(
         str | None, output_option(metavar="NAME", help="Format of the output, e.g. npy. Default: by its extension.")
     ] = None,
 ) -> "WriteOptions":
-    """Columns that a command writes for each row."""
+    """Returns what a command writes for each row, and where bad rows go."""
     from bert_tasks.inference import WriteOptions
 
     names = tuple(name.strip() for name in keep_columns.split(","))
     if not all(names):
         raise typer.BadParameter(f"--keep-columns {keep_columns!r}: expected all, none, or names such as id,text")
+    kept_columns: Any = names
+    if keep_columns in ("all", "none"):
+        kept_columns = keep_columns
     return WriteOptions(
-        keep_columns=names if keep_columns not in ("all", "none") else keep_columns,
+        keep_columns=kept_columns,
         on_error=on_error,
         rejects=rejects,
         format=output_format,

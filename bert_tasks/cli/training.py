@@ -3,7 +3,7 @@
 import os
 import shlex
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -73,9 +73,13 @@ def train(
     from bert_tasks.experiments import seeds as seeded
     from bert_tasks.training.run import dry_run as dry_run_once
 
-    changes = [*([] if set_ is None else set_), *([] if folds is None else [f"folds.count={folds}"])]
+    changes = [] if set_ is None else [*set_]
+    if folds is not None:
+        changes.append(f"folds.count={folds}")
     loaded = _load_or_write(recipe, changes, output_dir, dry_run=dry_run, quiet=quiet)
-    several = loaded.run.seeds if seeds is None else seeded.parse_seeds(seeds)
+    several = loaded.run.seeds
+    if seeds is not None:
+        several = seeded.parse_seeds(seeds)
     divided = loaded.folds is not None and loaded.folds.fold is None
     if loaded.folds is not None and several is not None:
         raise UsageError("--seeds and folds exclude each other, because a cross-validation has one seed, run.seed")
@@ -95,7 +99,7 @@ def train(
     else:
         runs = seeded.train_seeds(loaded, several, overwrite=overwrite, progress=not quiet)
         trained = [run.result.tasks for run in runs.runs if run.result is not None]
-        tasks = trained[0] if trained else None
+        tasks = trained[0] if trained else None  # a run that diverged has no result
         _print_runs(runs, report=report and bool(trained), as_json=as_json, tasks=tasks)
         if runs.failed:
             raise typer.Exit(DivergedError.exit_code)
@@ -111,12 +115,18 @@ def _load_or_write(file: Path, changes: list[str], output_dir: Path | None, *, d
     from bert_tasks.distributed import main_process_first, make_accelerator
     from bert_tasks.init import init_recipe, run_name
 
+    # A misspelt file is an error here, before a recipe of its name is looked for.
     if not file.is_dir():
         for source in matching_files(file):
             existing_file(source)
-    folder = Path("runs", run_name(file)) if output_dir is None else output_dir
+    folder = output_dir
+    if folder is None:
+        folder = Path("runs", run_name(file))
     path = folder.with_name(f"{folder.name}.toml")
-    with TemporaryDirectory() if dry_run and not path.exists() else nullcontext(path.parent) as parent:
+    written_to: AbstractContextManager[str | Path] = nullcontext(path.parent)
+    if dry_run and not path.exists():  # it writes nothing that stays
+        written_to = TemporaryDirectory()
+    with written_to as parent:
         path = Path(parent, path.name)
         with main_process_first(make_accelerator()):
             if path.exists():
@@ -129,12 +139,16 @@ def _load_or_write(file: Path, changes: list[str], output_dir: Path | None, *, d
                     hint = "To name columns or a format, write the recipe with `bert-tasks init`."
                     raise DataError(f"{error}\n{hint}") from None
                 if draft.alternatives:
-                    path.unlink()
+                    path.unlink()  # the next call would take it for the user's choice
                     raise DataError(_question(file, draft))
-                line = "\n".join([*draft.findings(), *([] if dry_run else [f"recipe: {path}"])])
+                findings = [*draft.findings()]
+                if not dry_run:
+                    findings.append(f"recipe: {path}")
+                line = "\n".join(findings)
         if not quiet:
             print_err(line)
         loaded = load_recipe(path, overrides=changes, output_dir=output_dir)
+    # An earlier recipe of this name may be about other rows, for example of another folder.
     train = Path(str(loaded.data.train))
     source = Path(os.path.abspath(file))
     if source not in (train, *train.parents):
@@ -145,44 +159,52 @@ def _load_or_write(file: Path, changes: list[str], output_dir: Path | None, *, d
 def _question(file: Path, draft: "RecipeDraft") -> str:
     """Returns the message about a file with several readings that are as good, of which the user chooses one."""
     columns = ", ".join(f'{column} = "{name}"' for column, name in draft.columns.items())
-    likeliest = " with ".join(text for text in (draft.task, columns) if text)
+    likeliest = draft.task
+    if columns:  # several tasks have columns of their own
+        likeliest = f"{likeliest} with {columns}"
     command = f"bert-tasks init {shlex.quote(str(file))}"
-    return "\n".join(
-        [
-            f"{file}: there are several ways to read the columns, so nothing was trained. Most likely:",
-            f"  {likeliest}",
-            "It could also be:",
-            *(f"  {other}" for other in draft.alternatives),
-            f"Write a recipe with `{command}`, with options such as --label and --text or with a changed line if the "
-            "first is wrong, and train the recipe.",
-        ]
+    lines = [
+        f"{file}: there are several ways to read the columns, so nothing was trained. Most likely:",
+        f"  {likeliest}",
+        "It could also be:",
+    ]
+    lines += [f"  {other}" for other in draft.alternatives]
+    lines.append(
+        f"Write a recipe with `{command}`, with options such as --label and --text or with a changed line if the "
+        "first is wrong, and train the recipe."
     )
+    return "\n".join(lines)
 
 
 def _train_once(loaded: "Recipe", *, overwrite: bool, quiet: bool, report: bool, as_json: bool) -> None:
+    """Trains one run, writes its report and prints its metrics."""
     from bert_tasks.api import write_after_run
     from bert_tasks.training.run import train
 
     result = train(loaded, overwrite=overwrite, progress=not quiet)
-    model, has_report = result.output_dir / "model", result.reused and (result.output_dir / "report.html").exists()
+    model = result.output_dir / "model"
+    has_report = result.reused and (result.output_dir / "report.html").exists()
     page = write_after_run(result.output_dir, report=report and not has_report)
     if quiet or result.reused:  # otherwise training has printed them
         for note in result.notes:
             print_err(f"note: {note}")
+    shown_page = None if page is None else str(page)
     summary = {
         "metrics": result.metrics,
         "best_step": result.best_step,
         "collapse": result.collapse,
         "notes": list(result.notes),
         "model": str(model),
-        "report": None if page is None else str(page),
+        "report": shown_page,
     }
     lines = [f"best model after step {result.best_step} of {result.steps}"]
     for name, table in result.metric_tables().items():
         lines += table.lines(name)
     if result.reused:
         lines.append("this run was already complete, so it was not trained again")
-    lines += [*([] if page is None else [f"report: {page}"]), f"model: {model}", *_head_note(result.tasks)]
+    if page is not None:
+        lines.append(f"report: {page}")
+    lines += [f"model: {model}", *_head_note(result.tasks)]
     print_result(summary, lines, as_json=as_json)
 
 
@@ -193,11 +215,16 @@ def _print_runs(
     as_json: bool,
     tasks: "Mapping[str, Task] | None" = None,
 ) -> None:
+    """Writes the report of several runs, and prints what they have in common."""
     from bert_tasks.api import write_after_run
 
     page = write_after_run(result.output_dir, report=report)
-    lines = [*result.lines(), *([] if page is None else [f"report: {page}"]), *_head_note(tasks)]
-    print_result({**result.to_json(), "report": None if page is None else str(page)}, lines, as_json=as_json)
+    shown_page = None if page is None else str(page)
+    lines = result.lines()
+    if page is not None:
+        lines.append(f"report: {page}")
+    lines += _head_note(tasks)
+    print_result({**result.to_json(), "report": shown_page}, lines, as_json=as_json)
 
 
 def _head_note(tasks: "Mapping[str, Task] | None") -> list[str]:
@@ -230,7 +257,8 @@ def search(
     from bert_tasks.experiments.search import search
     from bert_tasks.recipe.schema import load_recipe
 
-    loaded = load_recipe(recipe, overrides=[] if set_ is None else set_, output_dir=output_dir)
+    overrides = [] if set_ is None else set_
+    loaded = load_recipe(recipe, overrides=overrides, output_dir=output_dir)
     result = search(loaded, overwrite=overwrite, progress=not quiet)
     _print_runs(result, report=report, as_json=as_json)
     if result.best is None:
@@ -248,7 +276,8 @@ def check(recipe: RecipeFile, set_: Overrides = None, as_json: AsJson = False) -
     from bert_tasks.recipe.check import check as check_recipe
     from bert_tasks.recipe.schema import load_recipe
 
-    report = check_recipe(load_recipe(recipe, overrides=[] if set_ is None else set_))
+    overrides = [] if set_ is None else set_
+    report = check_recipe(load_recipe(recipe, overrides=overrides))
     print_result(report.to_json(), [*report.lines(), f"{recipe}: OK, ready to train."], as_json=as_json)
 
 
@@ -293,6 +322,7 @@ def init(
         return
     if file is None:
         raise typer.BadParameter("nothing to inspect. Pass a file")
+    texts = [] if text is None else text
     draft = init_recipe(
         file,
         validation=validation,
@@ -303,7 +333,7 @@ def init(
         encoding=encoding,
         header=header,
         task=task,
-        text=[] if text is None else text,
+        text=texts,
         label=label,
         label_separator=label_separator,
     )

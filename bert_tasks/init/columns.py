@@ -1,6 +1,7 @@
 """The columns of a file, as ``init`` sees them.
 
-Owns the profiles of the columns and of columns that stand for several, and what a column may be by its profile.
+This module owns the profiles of the columns and of columns that stand for several, and what a column may be by its
+profile. Which of the possible columns a task reads is decided in ``readings``.
 """
 
 import re
@@ -17,7 +18,7 @@ from bert_tasks.data.profile import ColumnProfile, profile
 from bert_tasks.data.split_column import SPLIT_COLUMNS
 from bert_tasks.errors import DataError, UsageError
 
-# Names that people give to the column of the labels, in lower case.
+# Names that people and public data sets give to the column of the labels, in lower case.
 LABEL_NAMES = (
     *("label", "labels", "class", "category", "target", "gold_label", "y", "score", "similarity", "rating"),
     *("sentiment", "polarity", "intent", "topic", "relation", "relevant", "is_duplicate", "stars"),
@@ -26,10 +27,10 @@ LABEL_NAMES = (
 _AMOUNT_NAMES = ("score", "stars", "similarity", "rating", "quality", "relevant")  # numbers called so may be amounts
 _ID_NAMES = ("id", "ids", "uid", "uuid", "guid", "idx", "index", "url", "uri", "link", "date", "timestamp", "at")
 _CHOICE_STEMS = ("choices", "choice", "options", "option", "endings", "ending", "answers", "answer", "candidates")
-_LETTERS = tuple("ABCDEFGH")
+_LETTERS = tuple("ABCDEFGH")  # columns of choices in exams
 _WORD_OF_NAME = re.compile(r"[^\W\d_]+")
-_CAPITAL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-_NUMBER_OF_NAME = re.compile(r"[ _]?([0-9]+|[A-Z])$|[ _][a-z]$")
+_CAPITAL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")  # where the next word of a name such as userId begins
+_NUMBER_OF_NAME = re.compile(r"[ _]?([0-9]+|[A-Z])$|[ _][a-z]$")  # of option1, optionA, option_1 and option a
 _FEWEST_WORDS = 2  # in a text of a corpus on average, because shorter texts are names
 _LEAST_CONTEXT = 10  # words of a passage on average
 _MOST_TAGS = 200
@@ -51,7 +52,7 @@ class UserHints:
         texts: Columns with one text or two, the words, or the question and its context.
         kind: The kind of the label column, for tasks with ``Task.problems``.
         label: The column of the labels, numbers, tags or answers.
-        separator: Separator of several labels in a cell of that column.
+        separator: The separator of several labels in a cell of that column.
     """
 
     task: str | None = None
@@ -83,9 +84,12 @@ def name_rank(column: ColumnProfile, usual: Sequence[str]) -> int:
         3 for the task's own name, 2 for another usual name, 1 if the last word is one, as in product_category, else 0.
     """
     if column.known in usual:
-        return 3 if column.known in (usual[0], f"{usual[0]}s") else 2
+        is_own_name = column.known in (usual[0], f"{usual[0]}s")
+        return 3 if is_own_name else 2
     words = name_words(column.name)
-    return 1 if words and words[-1] in usual else 0
+    if words and words[-1] in usual:
+        return 1
+    return 0
 
 
 def is_id_like(column: ColumnProfile) -> bool:
@@ -96,6 +100,7 @@ def is_id_like(column: ColumnProfile) -> bool:
     """
     if column.is_reference:
         return True
+    # A flag is a label, whatever it is called.
     if is_flag(column):
         return False
     words = name_words(column.name)
@@ -128,8 +133,8 @@ class FileColumns:
     Attributes:
         rows: The rows, with a cell for each column that stands for several.
         profiles: The profiles of all columns.
-        label_sets: Name of a column that stands for several columns of 0 and 1 -> their names.
-        choices: Name of a column that stands for several columns of single choices -> their names.
+        label_sets: For each column that stands for several columns of 0 and 1, the names of these.
+        choices: For each column that stands for several columns of single choices, the names of these.
         hints: The user's options for the columns.
     """
 
@@ -147,11 +152,15 @@ class FileColumns:
             UsageError: A column of the hints does not exist.
             DataError: Columns of labels do not hold 0 and 1.
         """
-        stands_alone = {name for row in rows for name in row}
+        stands_alone: set[str] = set()
+        for row in rows:
+            stands_alone.update(row)
         rows, names = _with_stated_cells(rows, hints)
         profiles = []
         for name in names:
-            separator = hints.separator if name == hints.label else None
+            separator = None
+            if name == hints.label:
+                separator = hints.separator
             profiles.append(profile(name, [row.get(name) for row in rows], separator))
         label_sets: dict[str, Sequence[str]] = {}
         if hints.label is not None and hints.label not in stands_alone and "," in hints.label:
@@ -161,9 +170,10 @@ class FileColumns:
             name = ",".join(flags)
             rows = _joined(rows, name, flags, set_labels)
             label_sets[name] = flags
+        # Several columns that are one to a task get a column of their own, whose cells hold theirs.
         choices = dict(_choice_columns(names))
         for name, columns in choices.items():
-            rows = _joined(rows, name, columns, lambda cells: list(cells.values()))
+            rows = _joined(rows, name, columns, _cells_in_order)
         for name in (*label_sets, *choices):
             if name not in names:
                 profiles.append(profile(name, [row.get(name) for row in rows]))
@@ -171,22 +181,33 @@ class FileColumns:
 
     def sources(self, column: ColumnProfile) -> set[str]:
         """Returns the columns of the file that a column stands for."""
-        return set(self.label_sets.get(column.name, self.choices.get(column.name, (column.name,))))
+        for parts in (self.label_sets, self.choices):
+            if column.name in parts:
+                return set(parts[column.name])
+        return {column.name}
 
     @property
     def usable(self) -> list[ColumnProfile]:
         """The columns of the file that are not like ids, or that the user named."""
         stated = (*self.hints.texts, self.hints.label)
         several = {*self.label_sets, *self.choices}
-        return [c for c in self.profiles if c.name in stated or (not is_id_like(c) and c.name not in several)]
+        usable = []
+        for column in self.profiles:
+            if column.name in stated or (not is_id_like(column) and column.name not in several):
+                usable.append(column)
+        return usable
 
     @property
     def corpus(self) -> list[ColumnProfile]:
         """The only column that says something about a row, if it is a text."""
+        # A column with one value, such as the source of the rows, says nothing about a row.
         columns = [c for c in self.usable if not c.is_id and (c.distinct > 1 or c.nested > 0)]
-        if len(columns) != 1 or columns[0].is_number or columns[0].nested or columns[0].words < _FEWEST_WORDS:
+        if len(columns) != 1:
             return []
-        return columns
+        column = columns[0]
+        if column.is_number or column.nested or column.words < _FEWEST_WORDS:
+            return []
+        return [column]
 
     def fitting(self, kind: ColumnKind, usual: Sequence[str]) -> list[ColumnProfile]:
         """Returns the columns whose profile fits a kind of column, likeliest first.
@@ -200,6 +221,7 @@ class FileColumns:
         elif isinstance(kind, Words | Tags):
             columns = [c for c in self.usable if _has_lists(c) or c.known in usual]
             if isinstance(kind, Words) and columns:
+                # Words may also be a text that is split at its spaces, if another column has the tags as a list.
                 columns += [c for c in self._texts(usual) if c not in columns]
         elif isinstance(kind, Spans):
             columns = [c for c in self.usable if _has_lists(c)]
@@ -217,6 +239,7 @@ class FileColumns:
     def _texts(self, usual: Sequence[str]) -> list[ColumnProfile]:
         """Returns the texts, longest first, or a single column of shorter ones."""
         plain = [c for c in self.usable if c.nested == 0 and not c.is_number]
+        # Texts that repeat may be classes, so they are taken only if nothing else is a text.
         texts = [c for c in plain if (c.is_text and not c.is_classes) or c.known in usual]
         if not texts:
             texts = [c for c in plain if c.is_text]
@@ -227,12 +250,15 @@ class FileColumns:
 
     @property
     def labels(self) -> list[ColumnProfile]:
-        """The columns that may be labels. Those that are alike are in the order in which people write them, last first.
+        """The columns that may be labels, likeliest first.
 
-        Two or more columns of 0 and 1 are a single column of sets.
+        People usually write the labels behind the texts, so of columns that are alike the last one comes first. Two or
+        more columns of 0 and 1 are a single column of sets.
         """
         sets = [column for column in self.profiles if column.name in self.label_sets]
-        flags = {name for column in sets for name in self.sources(column)}
+        flags: set[str] = set()
+        for column in sets:
+            flags |= self.sources(column)
         fitting = []
         for column in self.usable:
             is_named = column.known in LABEL_NAMES
@@ -243,13 +269,15 @@ class FileColumns:
                 fitting.append(column)
         repeated = _repeated_label(fitting)
         fitting = [column for column in fitting if column.name != repeated]
+        # Whole numbers that do not repeat may count something, so other labels go before them.
         plain = {c.name: c.is_sets or c.is_classes or c.decimals for c in fitting}
+        # The sort is stable, also with ``reverse``, so equal columns stay in this order.
         last_first = fitting[::-1]
         last_first.sort(key=lambda c: (plain[c.name], c.filled), reverse=True)
         return [*sets, *last_first]
 
     def label_kinds(self, label: ColumnProfile) -> list[ColumnKind]:
-        """Returns the kinds of labels that a column may hold, likeliest first. Several are a tie."""
+        """Returns the kinds of labels that a column may hold, likeliest first. Several of them are a tie."""
         if self.hints.kind is not None:
             return [KINDS[self.hints.kind]]
         if self.hints.separator is not None or label.name in self.label_sets:
@@ -260,14 +288,19 @@ class FileColumns:
 def label_kinds(label: ColumnProfile) -> list[ColumnKind]:
     """Returns the kinds of labels that the profile of a column allows, likeliest first."""
     if label.is_sets:
+        # A comma may also be part of the name of a class.
         has_commas = label.separator == "," and label.lists == 0
         return [_SET, _CLASS] if has_commas else [_SET]
+    # Class ids have no gaps and start at 0. Amounts rarely do both.
     counts_classes = label.is_number and label.low == 0 and label.high == label.distinct - 1
     if label.is_amount:
         is_class_number = counts_classes and label.is_repeated and label.known in LABEL_NAMES
         return [_CLASS] if is_class_number else [_NUMBER]
+    # A few cells such as "n/a" among numbers are mistakes of the file.
     if label.numbers >= _MOST_NUMBERS and not label.is_number and not label.is_classes:
         return [_NUMBER, _CLASS]
+    # Numbers such as ratings from 1 to 5 may be classes or an amount, which is a tie. Numbers from 0 without gaps are
+    # classes, unless the column is called like an amount.
     is_amount_name = set(name_words(label.name)[-1:]).intersection(_AMOUNT_NAMES)
     is_certain = (counts_classes and not is_amount_name) or label.hidden_value is not None
     if label.is_number and label.distinct > 2 and not is_certain:
@@ -277,6 +310,7 @@ def label_kinds(label: ColumnProfile) -> list[ColumnKind]:
 
 def has_few_tags(tags: ColumnProfile, words: ColumnProfile) -> bool:
     """Returns True if the names in a column of lists are fewer than those in the column of words."""
+    # Words are drawn from a far larger vocabulary than tags.
     if not tags.names or len(tags.names) > _MOST_TAGS:
         return False
     return not words.names or len(tags.names) < len(words.names)
@@ -309,17 +343,22 @@ def _repeated_label(columns: Sequence[ColumnProfile]) -> str | None:
     by_name = {column.name: column for column in columns}
     if not {"label", "labels"} <= by_name.keys():
         return None
-    label, labels = by_name["label"], by_name["labels"]
+    label = by_name["label"]
+    labels = by_name["labels"]
     if labels.nested > 0 and labels.is_sets:
         return "label"
-    return "labels" if labels.common == label.common else None
+    if labels.common == label.common:
+        return "labels"
+    return None
 
 
 def _has_lists(column: ColumnProfile) -> bool:
+    """Returns True if some cells of a column are lists, as those of words and tags are."""
     return (column.nested > 0 or column.lists > 0) and column.empty < column.rows
 
 
 def _may_be_copied(column: ColumnProfile) -> bool:
+    """Returns True if the cells may be answers, which are copied from a context."""
     return column.nested > 0 or (column.distinct > 1 and not column.is_number and not column.is_classes)
 
 
@@ -334,7 +373,9 @@ def _flag_columns(profiles: Sequence[ColumnProfile], hints: UserHints) -> list[s
         is_free = column.known not in LABEL_NAMES and not set(",.").intersection(column.name)
         if is_flag(column) and is_free and not is_id_like(column) and column.name not in hints.texts:
             flags.append(column.name)
-    return flags if len(flags) > 1 else []
+    if len(flags) < 2:
+        return []
+    return flags
 
 
 def _choice_columns(names: Sequence[str]) -> Iterable[tuple[str, list[str]]]:
@@ -352,14 +393,28 @@ def _choice_columns(names: Sequence[str]) -> Iterable[tuple[str, list[str]]]:
 
 def _joined(rows: Rows, name: str, columns: Sequence[str], join: Callable[[Row], Any]) -> Rows:
     """Returns the rows with a cell that stands for several."""
-    return [{**row, name: join({column: row.get(column) for column in columns})} for row in rows]
+    joined = []
+    for row in rows:
+        cells = {column: row.get(column) for column in columns}
+        joined.append({**row, name: join(cells)})
+    return joined
+
+
+def _cells_in_order(cells: Row) -> list[Any]:
+    return list(cells.values())
 
 
 def _with_stated_cells(rows: Rows, hints: UserHints) -> tuple[Rows, list[str]]:
     """Returns the rows with the cells of the hints' columns, and the names of the columns."""
-    names = [name for name in dict.fromkeys(name for row in rows for name in row) if name.strip()]
-    stated = [*hints.texts, *([] if hints.label is None else [hints.label])]
+    all_names: dict[str, None] = {}  # in the order in which they first occur
+    for row in rows:
+        all_names |= dict.fromkeys(row)
+    names = [name for name in all_names if name.strip()]
+    stated = list(hints.texts)
+    if hints.label is not None:
+        stated.append(hints.label)
     for hint in stated:
+        # "a,b" names two columns, unless a column is called so. A dot leads into an object.
         parts = [hint] if hint in names or "." in hint else column_parts(hint)
         for name in parts:
             if name not in names and name.split(".")[0] not in names:
@@ -371,5 +426,7 @@ def _with_stated_cells(rows: Rows, hints: UserHints) -> tuple[Rows, list[str]]:
     except CellError as error:
         raise DataError(f"{error} Several columns of labels must hold 0 and 1") from None
     new = [name for name in stated if name not in names]
-    spread = {column for name in new for column in column_parts(name)}
+    spread: set[str] = set()  # the columns that a new one stands for
+    for name in new:
+        spread.update(column_parts(name))
     return rows, [*(name for name in names if name not in spread), *new]

@@ -19,10 +19,10 @@ class TaskDraft:
     """A task of a recipe.
 
     Attributes:
-        name: Its name if it is one of several tasks, else empty.
+        name: The name of the task if it is one of several, else empty.
         reading: The columns that it reads.
         labels: The different labels that the rows seem to have, sorted.
-        words: Maximum number of words of 95 of 100 rows, over all texts that are read together.
+        words: The number of words that 95 of 100 rows have at most, over all texts that are read together.
         reasons: A sentence for each column that is read, and for what is unusual in it.
     """
 
@@ -51,8 +51,8 @@ class RecipeDraft(Result):
         output_dir: The folder of the run. None stands for a folder in ``runs`` beside the recipe.
         sample: The rows from which it was made, with notes on all rows of the file.
         tasks: The only task, or several.
-        spec: Its section ``[data]``.
-        rows, left_out: Number of all rows, and of unusable rows, which the recipe skips.
+        spec: The section ``[data]`` of the recipe.
+        rows, left_out: The number of all rows, and of unusable rows, which the recipe skips.
     """
 
     path: Path
@@ -67,12 +67,16 @@ class RecipeDraft(Result):
     @property
     def task(self) -> str:
         """The name of the task, or of several tasks."""
-        return self.tasks[0].reading.task.name if len(self.tasks) == 1 else SEVERAL
+        if len(self.tasks) > 1:
+            return SEVERAL
+        return self.tasks[0].reading.task.name
 
     @property
     def columns(self) -> Mapping[str, str]:
-        """The task's columns -> columns of the file. Several tasks have their own."""
-        return self.tasks[0].reading.column_names if len(self.tasks) == 1 else {}
+        """The column of the file for each of the task's. It is empty for several tasks, which have their own."""
+        if len(self.tasks) > 1:
+            return {}
+        return self.tasks[0].reading.column_names
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -83,12 +87,14 @@ class RecipeDraft(Result):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Labels that the rows of the only task seem to have."""
-        return self.tasks[0].labels if len(self.tasks) == 1 else ()
+        """The labels that the rows of the only task seem to have."""
+        if len(self.tasks) > 1:
+            return ()
+        return self.tasks[0].labels
 
     @property
     def alternatives(self) -> tuple[str, ...]:
-        """Other readings that are as good. Empty if there is no doubt."""
+        """Other readings that are as good, in words. It is empty if there is no doubt."""
         if len(self.tasks) == 1:
             return self.tasks[0].reading.alternatives
         alternatives = []
@@ -127,7 +133,9 @@ class RecipeDraft(Result):
     def findings(self) -> Iterator[str]:
         """Yields what was detected in the rows, for people."""
         sample = self.sample
-        drawn = f", {len(sample.rows)} of them sampled" if len(sample.rows) < sample.count else ""
+        drawn = ""
+        if len(sample.rows) < sample.count:
+            drawn = f", {len(sample.rows)} of them sampled"
         noun = "line" if sample.format.has_documents else "row"
         yield f"{sample.path.name}: {counted(sample.count, noun)}{drawn}"
         if sample.faults:
@@ -135,7 +143,9 @@ class RecipeDraft(Result):
         heading = f"task: {self.task}"
         if len(self.tasks) > 1:
             heading = "tasks: " + ", ".join(f"{task.name} ({task.reading.task.name})" for task in self.tasks)
-        yield heading + (", most likely" if self.alternatives else "")
+        if self.alternatives:
+            heading = f"{heading}, most likely"
+        yield heading
         for reason in self.reasons:
             yield f"  {reason}"
         if self.alternatives:
@@ -145,6 +155,9 @@ class RecipeDraft(Result):
 
 
 def next_commands(recipe: Path) -> list[str]:
-    """Returns the next commands, quoted for a shell, without leading dashes."""
-    name = shlex.quote(f"./{recipe}" if str(recipe).startswith("-") else str(recipe))
+    """Returns the commands that a user runs next, quoted for a shell."""
+    path = str(recipe)
+    if path.startswith("-"):  # a command would take the file for an option
+        path = f"./{path}"
+    name = shlex.quote(path)
     return [f"bert-tasks check {name}", f"bert-tasks train {name} --dry-run", f"bert-tasks train {name}"]

@@ -1,6 +1,7 @@
 """Encodings of text files that are not UTF-8.
 
-Owns the two encodings that a file shows beyond doubt, and the suggestion of another, which a user must confirm.
+This module owns the two encodings that a file shows beyond doubt, which are UTF-16 and Windows-1252, and the suggestion
+of another one, which a user must confirm. A wrong guess would turn into wrong letters, which no later step notices.
 """
 
 import gzip
@@ -32,7 +33,11 @@ _USUAL = "cp1252"  # Western European text from Windows
 
 
 def shown_encoding(files: Iterable[Path]) -> tuple[str, str] | None:
-    """Returns the encoding that files show beyond doubt and the reason, or None for UTF-8 and files with a mark.
+    """Returns the encoding that files show beyond doubt, and the reason.
+
+    Returns:
+        The name of the encoding and a sentence, or None for UTF-8 and for files with a byte order mark, which readers
+        follow.
 
     Raises:
         DataError: The files are not UTF-8, but do not show their encoding. The message suggests one.
@@ -57,12 +62,15 @@ def encoding_advice(content: bytes) -> str:
     """Returns sentences that suggest an encoding, with a line as it reads in it."""
     lines = [line for line in content.splitlines() if not line.isascii()]
     best = from_bytes(b"\n".join(lines[:1000])).best()
-    encoding = _USUAL if best is None else _SUGGESTED.get(best.encoding, _USUAL)
+    encoding = _USUAL
+    if best is not None:
+        encoding = _SUGGESTED.get(best.encoding, _USUAL)
     shown = shortened(lines[0].decode(encoding, "replace"))
     return f"Name the file's encoding with --encoding {encoding}, if this reads well: {shown}. Otherwise try another"
 
 
 def _start(path: Path) -> bytes:
+    """Returns the first bytes of a file, which may be compressed."""
     with path.open("rb") as file:
         content = file.read(_LOOKED_AT)
     if not content.startswith(GZIP):
@@ -76,6 +84,7 @@ def _start(path: Path) -> bytes:
 
 def _byte_order(content: bytes) -> str | None:
     """Returns the encoding of UTF-16 text without a mark, which has no zero character, but zero bytes."""
+    # The two bytes of a Latin letter are its code and a zero. Their order is that of the encoding.
     halves = {"utf-16-le": (content[0::2], content[1::2]), "utf-16-be": (content[1::2], content[0::2])}
     for name, (low, high) in halves.items():
         if low and low.count(0) == 0 and high.count(0) > 0.1 * len(high):
@@ -84,9 +93,11 @@ def _byte_order(content: bytes) -> str | None:
 
 
 def _is_utf8(content: bytes) -> bool:
-    whole = content[: content.rfind(b"\n") + 1] if len(content) == _LOOKED_AT else content
+    if len(content) == _LOOKED_AT:
+        # The file goes on, and the last character may have been cut.
+        content = content[: content.rfind(b"\n") + 1]
     try:
-        whole.decode("utf-8")
+        content.decode("utf-8")
     except UnicodeDecodeError:
         return False
     return True

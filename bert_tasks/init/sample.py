@@ -1,4 +1,9 @@
-"""A sample of a data file, with the reading options for a recipe."""
+"""A sample of a data file, with the reading options for a recipe.
+
+This module owns what is detected before columns are looked at: the encoding, the delimiter, whether there is a header,
+and whether the file has the shape that its name promises. Files that are not what their author means are refused with
+what to do about it, because a wrong guess would only show in the quality of the model.
+"""
 
 import random
 import re
@@ -25,6 +30,7 @@ _MOST_ROWS = 20_000
 _LONGEST_HEADER = 5  # words
 _MOST_ROWS_PER_CLASS = 100  # a name in fewer of them is no class
 _UNKNOWN_BYTE = re.compile("[\udc80-\udcff]")  # as surrogateescape decodes it
+# Other delimiters than the usual one, likeliest first. Texts hold commas, so a comma comes last.
 _DELIMITERS = (";", "\t", "|", ",")
 _FIRST_LINES = 200  # of a file
 _FEWEST_LINES = 10  # that say which delimiter a file has
@@ -39,6 +45,8 @@ class FileSample:
     """A data file and a sample of its rows.
 
     Attributes:
+        path, format: The file, and its format.
+        columns: The names of the columns.
         rows: Rows evenly drawn from all ``count`` rows of the file, in order. ``faults`` could not be read.
         options: Reading options that a recipe must set, for the reasons in ``notes``.
         has_stated_format: True if the user named the format, whose columns are then the columns of the task.
@@ -61,34 +69,53 @@ class FileSample:
 
     @property
     def cost(self) -> tuple[bool, int]:
-        """Rates these options by a table's number of columns and of broken rows."""
-        width = len(self.rows[0]) if self.options.get("header") is False and self.rows else len(self.columns)
+        """Rates these options by a table's number of columns and of broken rows. The lowest is the best."""
+        width = len(self.columns)
+        if self.options.get("header") is False and self.rows:
+            width = len(self.rows[0])
         is_single = width < 2 or len(self.faults) * 2 > self.count
-        return is_single, len(self.faults) + sum("\n" in str(value) for row in self.rows for value in row.values())
+        # A cell with several lines often is the rest of the file behind a quote that does not open a cell.
+        broken = len(self.faults)
+        for row in self.rows:
+            broken += sum("\n" in str(value) for value in row.values())
+        return is_single, broken
 
 
 def read_sample(path: Path, reading: ReadOptions) -> FileSample:
-    """Reads a file and keeps a sample. Detects the layout of a table if it is not set.
+    """Reads a file once, or once for each likely delimiter, and keeps a sample of its rows.
+
+    Args:
+        path: A file, or a pattern that stands for several files.
+        reading: The options that the user set. The others are detected.
 
     Raises:
         DataError: The file does not exist, or most of it is not in the format of its name.
     """
     files = [existing_file(file) for file in matching_files(path)]
     layout = file_format(reading.format, files[0])
-    names = ("format", "delimiter", "encoding", "header")
-    options = {name: value for name in names if (value := getattr(reading, name)) not in (None, "utf-8")}
+    options: dict[str, Any] = {}
+    for name in ("format", "delimiter", "encoding", "header"):
+        value = getattr(reading, name)
+        if value not in (None, "utf-8"):
+            options[name] = value
     notes: tuple[str, ...] = ()
     shown = None
     if layout.is_text and reading.encoding is None:
-        shown = shown_encoding(each for file in files for each in layout.files(file))
+        texts: list[Path] = []
+        for file in files:
+            texts += layout.files(file)
+        shown = shown_encoding(texts)
     if shown is not None:
         options["encoding"], reason = shown
         notes = (reason,)
+    # A .txt file is read as texts, but many tables are called so, too.
     if layout.has_documents and reading.format is None:
         table = _table_in_text(files[0], options)
         if table is not None:
-            layout, options = FORMATS[table["format"]], {**options, **table}
+            layout = FORMATS[table["format"]]
+            options |= table
             notes = (*notes, f"its lines are rows of a table, so the format is {layout.name}")
+    # Only tables with quotes have a delimiter and a header to detect.
     if not layout.quoted:
         sample = _read(path, layout, options)
         if isinstance(layout, ExcelFormat) and _is_row_of_values(sample):
@@ -111,6 +138,7 @@ def read_sample(path: Path, reading: ReadOptions) -> FileSample:
     shape = _wrong_shape(sample, files[0])
     if shape is not None:
         raise DataError(f"{path}: {shape}")
+    # The reader decodes wrong bytes to halves of surrogate pairs, so that it can report their place.
     for row in sample.rows:
         for name, value in row.items():
             if not is_encodable(name) or _UNKNOWN_BYTE.search(str(value)):
@@ -123,10 +151,11 @@ def read_sample(path: Path, reading: ReadOptions) -> FileSample:
 
 def _wrong_shape(sample: FileSample, file: Path) -> str | None:
     """Returns why the rows of a file are not what their author means, and what to do, or None."""
-    first = sample.rows[0] if sample.rows else {}
-    if "json" in sample.format.name and sample.count == 1 and not any(isinstance(v, str) for v in first.values()):
-        names = first_few([repr(name) for name in first], 5)
-        return f"one JSON object with {names}, and no rows. Write the list of the rows into a file of its own"
+    if "json" in sample.format.name and sample.count == 1:
+        first: Mapping[str, Any] = sample.rows[0] if sample.rows else {}
+        if not any(isinstance(value, str) for value in first.values()):
+            names = first_few([repr(name) for name in first], 5)
+            return f"one JSON object with {names}, and no rows. Write the list of the rows into a file of its own"
     if not sample.format.quoted:
         return None
     if sample.columns[:1] and sample.columns[0].startswith("# "):
@@ -134,6 +163,7 @@ def _wrong_shape(sample: FileSample, file: Path) -> str | None:
     for number, name in enumerate(sample.columns[1:], start=2):
         if not name.strip() and any(row.get(name) not in (None, "") for row in sample.rows):
             return f"column {number} has no name in the first line. Name it, or remove the lines above the names"
+    # A header without a delimiter makes a single column of each line.
     for mark in _DELIMITERS:
         counts = {str(row.get(sample.columns[0])).count(mark) for row in sample.rows}
         if len(sample.columns) == 1 and len(counts) == 1 and 0 not in counts and sample.count >= _FEWEST_LINES:
@@ -157,15 +187,22 @@ def _advice(fault: str, path: Path) -> str:
 
 
 def _table_in_text(path: Path, options: Options) -> dict[str, Any] | None:
-    """Returns table options if all lines have tabs or the header has a usual name."""
+    """Returns the options of a table if all lines of a text file have tabs, or the first one has a usual name."""
     with open_text(path, encoding=options.get("encoding"), newline="\n") as file:
         first_lines = islice(RowLines(file, path, limits.LARGEST_ROW), _FIRST_LINES)
         lines = [line.rstrip("\r\n") for line in first_lines if line.strip()]
-    for mark in _DELIMITERS if len(lines) > 1 else ():
+    if len(lines) < 2:
+        return None
+    for mark in _DELIMITERS:
         counts = {line.count(mark) for line in lines}
         names = {cell.strip(' "').lower() for cell in lines[0].split(mark)}
-        if 0 not in counts and ((mark == "\t" and len(counts) == 1) or names.intersection(LABEL_NAMES)):
-            return {"format": "tsv"} if mark == "\t" else {"format": "csv", "delimiter": mark}
+        if 0 in counts:
+            continue
+        # Sentences have commas and semicolons, too, so these need a header. They rarely have equally many tabs.
+        if mark == "\t" and (len(counts) == 1 or names.intersection(LABEL_NAMES)):
+            return {"format": "tsv"}
+        if mark != "\t" and names.intersection(LABEL_NAMES):
+            return {"format": "csv", "delimiter": mark}
     return None
 
 
@@ -180,30 +217,49 @@ def _detect_documents(sample: FileSample) -> FileSample:
 def _detect_header(path: Path, layout: Format, options: Options) -> FileSample:
     """Reads the first line as the header, or as a row if its class occurs again."""
     sample = _detect_delimiter(path, layout, options)
-    names = list(dict.fromkeys(name for row in sample.rows for name in row))
+    names = _names_in_rows(sample.rows)
     # pandas counts columns without names. An index before them has the empty name.
     numbers = [name.strip() for name in names if name.strip()]
-    if len(numbers) > 1 and any(numbers == [str(n + first) for n in range(len(numbers))] for first in (0, 1)):
-        return sample
+    if len(numbers) > 1:
+        counted_from_0 = [str(number) for number in range(len(numbers))]
+        counted_from_1 = [str(number + 1) for number in range(len(numbers))]
+        if numbers in (counted_from_0, counted_from_1):
+            return sample
     if _is_row_of_values(sample):
         sample = _detect_delimiter(path, layout, {**options, "header": False})
         return replace(sample, notes=(*sample.notes, _NO_HEADER))
-    value = next((name for name in names if name.strip().isdecimal() or len(name.split()) > _LONGEST_HEADER), None)
-    if value is None:
-        return sample
-    note = f"the name {shortened(value)} in the first line looks like a value. If there is no header, add --no-header"
-    return replace(sample, notes=(*sample.notes, note))
+    for name in names:
+        if name.strip().isdecimal() or len(name.split()) > _LONGEST_HEADER:
+            shown = shortened(name)
+            note = f"the name {shown} in the first line looks like a value. If there is no header, add --no-header"
+            return replace(sample, notes=(*sample.notes, note))
+    return sample
+
+
+def _names_in_rows(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns the names of the columns of all rows, in the order in which they first occur."""
+    names: dict[str, None] = {}
+    for row in rows:
+        names |= dict.fromkeys(row)
+    return list(names)
 
 
 def _is_row_of_values(sample: FileSample) -> bool:
     """Returns True if a class among the column names occurs again in its column."""
-    names = dict.fromkeys(name for row in sample.rows for name in row if name.strip())
-    counts = [sum(row.get(name) == name for row in sample.rows) for name in names]
-    return any(count > 1 and count * _MOST_ROWS_PER_CLASS > len(sample.rows) for count in counts)
+    for name in _names_in_rows(sample.rows):
+        if not name.strip():
+            continue
+        count = sum(row.get(name) == name for row in sample.rows)
+        if count > 1 and count * _MOST_ROWS_PER_CLASS > len(sample.rows):
+            return True
+    return False
 
 
 def _detect_delimiter(path: Path, layout: Format, options: Options) -> FileSample:
-    """Reads a table by the delimiter with several columns and the fewest broken rows."""
+    """Reads a table by the delimiter with several columns and the fewest broken rows.
+
+    The file is read with each delimiter in turn, until one of them leaves no row broken.
+    """
     best: FileSample | None = None
     problem: DataError | None = None
     for candidate, changes, notes in _table_layouts(layout, options):
@@ -212,8 +268,9 @@ def _detect_delimiter(path: Path, layout: Format, options: Options) -> FileSampl
         except DataError as error:  # the header has a name twice, or a quote is never closed
             problem = error if problem is None else problem
             continue
+        # Another delimiter than the usual one must give several columns.
         if notes and sample.cost[0]:
-            continue  # another delimiter than the usual one must give several columns
+            continue
         if best is None or sample.cost < best.cost:
             best = sample
         if best.cost == (False, 0):
@@ -226,18 +283,26 @@ def _detect_delimiter(path: Path, layout: Format, options: Options) -> FileSampl
 def _table_layouts(layout: Format, options: Options) -> Iterator[tuple[Format, Options, tuple[str, ...]]]:
     """Yields formats with the options to change and the reasons, likeliest first."""
     usual = layout.delimiter
-    marks = [options["delimiter"]] if "delimiter" in options else dict.fromkeys((usual, *_DELIMITERS))
+    marks = list(dict.fromkeys((usual, *_DELIMITERS)))
+    if "delimiter" in options:
+        marks = [options["delimiter"]]
     for mark in marks:
-        is_usual = mark == usual or "delimiter" in options
-        notes = () if is_usual else (f"the delimiter is {mark!r}",)
-        yield layout, {} if is_usual else {"delimiter": mark}, notes
+        changes: Options = {}
+        notes: tuple[str, ...] = ()
+        if mark != usual and "delimiter" not in options:
+            changes = {"delimiter": mark}
+            notes = (f"the delimiter is {mark!r}",)
+        yield layout, changes, notes
         if mark == "\t" and "format" not in options and "delimiter" not in options:
             plain = "quotes are ordinary characters (rows could not be read with csv's rules)"
             yield FORMATS["tsv/plain"], {"format": "tsv/plain"}, (*notes, plain)
 
 
 def _read(path: Path, layout: Format, options: Options) -> FileSample:
-    """Reads the file and keeps a uniform sample of ``_MOST_ROWS`` rows, in order."""
+    """Reads the file and keeps a uniform sample of ``_MOST_ROWS`` rows, in order.
+
+    It is a reservoir sample (Vitter 1985, algorithm R), which needs neither the number of rows nor all rows in memory.
+    """
     chance = random.Random(0)
     faults: list[str] = []
     kept: list[tuple[int, Mapping[str, Any]]] = []
@@ -246,15 +311,21 @@ def _read(path: Path, layout: Format, options: Options) -> FileSample:
     for record in _records(path, layout, options, notes):
         if record.issue is not None:
             if record.issue.severity != "skip":
-                place = "" if record.file is None else f"{record.file}, "
-                faults.append(f"{place}line {record.line}: {record.issue.text}")
+                place = f"line {record.line}"
+                if record.file is not None:
+                    place = f"{record.file}, {place}"
+                faults.append(f"{place}: {record.issue.text}")
             continue
-        index = len(kept) if count < _MOST_ROWS else chance.randint(0, count)
-        if index < _MOST_ROWS:
-            kept[index : index + 1] = [(count, record.cells)]
+        if count < _MOST_ROWS:
+            kept.append((count, record.cells))
+        else:
+            # The row with this index is kept with probability _MOST_ROWS / (count + 1), in place of any of the others.
+            index = chance.randint(0, count)
+            if index < _MOST_ROWS:
+                kept[index] = (count, record.cells)
         count += 1
     rows = [cells for _, cells in sorted(kept, key=lambda row: row[0])]
-    columns = list(dict.fromkeys(name for row in rows for name in row))
+    columns = _names_in_rows(rows)
     if not rows:
         columns = column_names(matching_files(path)[0], ReadOptions(**{**options, "format": layout.name}))
     return FileSample(

@@ -14,6 +14,7 @@ from bert_tasks.families import encoder_config, family_with_tokenizer
 from bert_tasks.init.draft import RecipeDraft, TaskDraft, next_commands
 from bert_tasks.recipe.toml import literal
 
+# The size of a new model, which is small enough to be trained on a CPU.
 _NEW_MODEL = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024}
 _LARGEST_TOKENIZER = 200 * 2**20  # bytes
 _SHOWN_LABELS = 30
@@ -36,8 +37,11 @@ def recipe_text(draft: RecipeDraft) -> str:
         lines += ["", _entry("task", draft.task)]
     lines += ["", "[model]", *_model_section(draft)]
     for task in draft.tasks:
-        name = task.name if task.name.isascii() else literal(task.name)
-        lines += ["", f"[tasks.{name}]" if name else "[settings]", *_settings(draft, task)]
+        name = task.name
+        if not name.isascii():  # TOML has only ASCII letters in keys without quotes
+            name = literal(name)
+        section = f"[tasks.{name}]" if name else "[settings]"
+        lines += ["", section, *_settings(draft, task)]
     lines += ["", "[data]", *_data_section(draft)]
     lines += ["", "[optim]", *_optim_section(draft)]
     lines += ["", "[run]", *_run_section(draft)]
@@ -48,7 +52,9 @@ def run_name(file: Path) -> str:
     """Returns the name of a run for a file of rows, from the file or, for train.csv or part-*.csv, its folder."""
     stem = uncompressed(file).stem
     is_plain = stem in _PLAIN_STEMS or (has_magic(stem) and not file.exists())
-    return file.absolute().parent.name if is_plain else stem
+    if is_plain:
+        return file.absolute().parent.name
+    return stem
 
 
 def share(count: int, of: int) -> str:
@@ -57,6 +63,7 @@ def share(count: int, of: int) -> str:
 
 
 def _model_section(draft: RecipeDraft) -> Iterator[str]:
+    """Yields the name of the model, or the configuration of a new model for a tokenizer."""
     name = draft.model
     if Path(name).expanduser().is_dir():
         name = _relative(name, draft)
@@ -77,7 +84,9 @@ def _settings(draft: RecipeDraft, task: TaskDraft) -> Iterator[str]:
                 yield _entry(key, value)
     for suggestion in reading.task.suggested(task.words, _usable_length(draft.model)):
         entry = _entry(suggestion.name, suggestion.value, suggestion.comment)
-        yield entry if suggestion.is_active else _comment(entry)
+        if not suggestion.is_active:
+            entry = _comment(entry)
+        yield entry
     for key, value in reading.settings.items():
         yield _entry(key, value)
     labels = task.labels
@@ -89,7 +98,9 @@ def _settings(draft: RecipeDraft, task: TaskDraft) -> Iterator[str]:
 
 
 def _data_section(draft: RecipeDraft) -> Iterator[str]:
-    sample, spec = draft.sample, draft.spec
+    """Yields the files, and how they are read as far as it is not the default."""
+    sample = draft.sample
+    spec = draft.spec
     yield _entry("train", _relative(sample.path, draft), "paths start at the folder of this file")
     if spec.split_column is not None:
         yield _entry("split_column", spec.split_column, "the split of each row. Training does not read test rows")
@@ -112,20 +123,29 @@ def _data_section(draft: RecipeDraft) -> Iterator[str]:
 
 def _columns(draft: RecipeDraft) -> Iterator[str]:
     """Yields the columns whose names differ from the task's."""
-    columns = joined_names({} if draft.spec.columns is None else draft.spec.columns)
+    if draft.spec.columns is None:
+        return
+    columns = joined_names(draft.spec.columns)
     if columns:
         yield "[data.columns]"
     for column, source in columns.items():
         is_one = "," not in source or source in draft.sample.columns
-        yield _entry(column, source if is_one else column_parts(source))
+        names = source if is_one else column_parts(source)
+        yield _entry(column, names)
 
 
 def _optim_section(draft: RecipeDraft) -> Iterator[str]:
+    """Yields the optimizer's settings, which depend on the model and on the number of rows.
+
+    Batch sizes, and the rates for base-sized models, are among those that Devlin et al. 2019 (arXiv:1810.04805, A.3)
+    recommend for fine-tuning. A file with few rows has few steps in an epoch, so it needs more epochs.
+    """
     rows = draft.sample.count
+    batch_size = 16 if rows < _SMALL else 32
     is_dense = any(task.reading.task.has_dense_labels for task in draft.tasks)
     yield _learning_rate(draft.model, is_dense=is_dense)
     yield _entry("epochs", _epochs(rows, is_dense=is_dense))
-    yield _entry("batch_size", 16 if rows < _SMALL else 32)
+    yield _entry("batch_size", batch_size)
     yield _entry("warmup_ratio", 0.1)
     yield _entry("weight_decay", 0.01)
 
@@ -135,8 +155,10 @@ def _learning_rate(model: str, *, is_dense: bool) -> str:
     if _tokenizer_family(model) is not None:
         return _entry("learning_rate", 5e-4, "for a new model")
     if model == EMBEDDED_MODEL:
-        return _entry("learning_rate", 1e-4 if is_dense else 5e-5)
-    return _entry("learning_rate", 3e-5 if is_dense else 2e-5, "2e-5 to 5e-5 suit base-sized models")
+        small_model_rate = 1e-4 if is_dense else 5e-5
+        return _entry("learning_rate", small_model_rate)
+    rate = 3e-5 if is_dense else 2e-5
+    return _entry("learning_rate", rate, "2e-5 to 5e-5 suit base-sized models")
 
 
 def _epochs(rows: int, *, is_dense: bool) -> int:
@@ -149,6 +171,7 @@ def _epochs(rows: int, *, is_dense: bool) -> int:
 
 
 def _run_section(draft: RecipeDraft) -> Iterator[str]:
+    """Yields the seed and the folder of the run."""
     yield _entry("seed", SEED)
     yield _comment("seeds = [1, 2, 3] # one run per seed, to see how much the score varies")
     folder = f"runs/{run_name(draft.sample.path)}"
@@ -158,6 +181,7 @@ def _run_section(draft: RecipeDraft) -> Iterator[str]:
 
 
 def _relative(path: str | Path, draft: RecipeDraft) -> str:
+    """Returns a path from the folder of the recipe, so that both can be moved together."""
     folder = draft.path.absolute().parent
     return Path(os.path.relpath(Path(path).expanduser().absolute(), folder)).as_posix()
 
@@ -171,7 +195,7 @@ def _usable_length(model: str) -> int:
 
 
 def _tokenizer_family(model: str) -> str | None:
-    """Returns the family of a tokenizer's folder for a new model, or None."""
+    """Returns the family of a new model for the folder of a tokenizer, or None for any other model."""
     folder = Path(model).expanduser()
     if not (folder / "tokenizer.json").is_file() or (folder / "config.json").is_file():
         return None
@@ -190,7 +214,9 @@ def _has_validation_rows(draft: RecipeDraft) -> bool:
 
 def _validation_file(path: Path) -> Path:
     """Returns a file beside the training file whose name suggests validation rows, or such a name."""
-    extension = "".join(path.suffixes[-2:]) if path.suffix == GZIP_EXTENSION else path.suffix
+    extension = path.suffix
+    if extension == GZIP_EXTENSION:  # the extension of x.csv.gz is .csv.gz
+        extension = "".join(path.suffixes[-2:])
     candidates = [path.with_name(f"{stem}{extension}") for stem in _VALIDATION_STEMS]
     for candidate in candidates:
         if candidate.is_file() and candidate != path:
@@ -199,12 +225,21 @@ def _validation_file(path: Path) -> Path:
 
 
 def _entry(key: str, value: object, comment: str = "") -> str:
+    """Returns a line of TOML."""
     entry = f"{key} = {literal(value)}"
-    return f"{entry} # {comment}" if comment else entry
+    if comment:
+        entry = f"{entry} # {comment}"
+    return entry
 
 
 def _comment(text: str) -> str:
     """Returns a comment of one line, whatever characters names and values contain."""
     if not text:
         return "#"
-    return "# " + "".join(character if character.isprintable() else "?" for character in text)
+    characters = []
+    for character in text:
+        # A line end would turn the rest of the text into TOML.
+        if not character.isprintable():
+            character = "?"
+        characters.append(character)
+    return f"# {''.join(characters)}"

@@ -1,4 +1,8 @@
-"""Gathers runs, computes their results, renders the page and writes it."""
+"""``make_report``, which gathers runs, computes their results, and writes the page and the files of rows.
+
+This module owns which options go together, the order of the steps, and what a report says on a terminal. Paths and
+options are checked before a model predicts, because predictions take by far the longest.
+"""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -43,7 +47,7 @@ _ONE_RUN = "--data, --by, --mistakes, --label-issues and --explain are for one r
 
 @dataclass(frozen=True, kw_only=True)
 class WrittenRows:
-    """A file of rows that a report has written, and their number."""
+    """A file of rows that a report has written, and the number of these rows."""
 
     file: Path
     rows: int
@@ -54,10 +58,12 @@ class Report(Result):
     """A report that was written.
 
     Attributes:
+        output: The file of the page.
+        runs: The runs that the page describes. A search has none here.
         results: For each run the results on each validation set, by its name.
-        comparisons: Comparison of several runs, one for each validation set.
-        on_file: The results on ``data``.
-        mistakes, label_issues: The files of mistakes and of rows whose label is probably wrong, on request.
+        comparisons: The comparison of several runs, one for each validation set.
+        on_file: The results on ``data``, if it was given.
+        mistakes, label_issues: The files of mistakes and of rows whose label is probably wrong, if they were asked for.
     """
 
     output: Path
@@ -69,43 +75,61 @@ class Report(Result):
     label_issues: WrittenRows | None = None
 
     def _repr_html_(self) -> str:
+        """Shows the page in a notebook. A frame keeps the notebook's style away from it."""
         page = escape(self.output.read_text("utf-8"))
         return f'<iframe srcdoc="{page}" style="width: 100%; height: 700px; border: 0"></iframe>'
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the figures of the page."""
-        runs = [
-            {
+        """Returns the figures of the page, without its texts."""
+        runs = []
+        for run, results_by_set in zip(self.runs, self.results, strict=True):
+            figures: dict[str, Any] = {
                 "name": run.name,
                 "folder": str(run.folder),
                 "metrics": dict(run.metrics),
-                "validation": {name: results.to_json() for name, results in each.items()},
+                "validation": {name: results.to_json() for name, results in results_by_set.items()},
                 "notes": list(run.notes),
                 "missing": list(run.missing),
-                **({} if run.folds is None else {"folds": run.folds.to_json()}),
             }
-            for run, each in zip(self.runs, self.results, strict=True)
-        ]
-        return {
+            if run.folds is not None:
+                figures["folds"] = run.folds.to_json()
+            runs.append(figures)
+        figures = {
             "report": str(self.output),
             "runs": runs,
             "comparisons": [comparison.to_json() for comparison in self.comparisons],
-            "data": None if self.on_file is None else self.on_file.to_json(),
-            "mistakes": None if self.mistakes is None else json_fields(self.mistakes),
-            "label_issues": None if self.label_issues is None else json_fields(self.label_issues),
+            "data": None,
+            "mistakes": None,
+            "label_issues": None,
         }
+        if self.on_file is not None:
+            figures["data"] = self.on_file.to_json()
+        if self.mistakes is not None:
+            figures["mistakes"] = json_fields(self.mistakes)
+        if self.label_issues is not None:
+            figures["label_issues"] = json_fields(self.label_issues)
+        return figures
 
     def lines(self) -> list[str]:
-        """Returns tables for people."""
-        lines = [f"{run.name}: {note}" for run in self.runs for note in (*run.notes, *run.missing)]
-        for name, results in self.results[0].items() if len(self.results) == 1 else ():
-            lines += results.metric_table().lines(name)
-            lines += [line for slices in results.slices for line in slices.lines()]
-        lines += [] if self.on_file is None else self.on_file.lines()
-        lines += [line for comparison in self.comparisons for line in comparison.lines()]
-        lines += [] if self.mistakes is None else [f"{counted(self.mistakes.rows, 'mistake')}: {self.mistakes.file}"]
+        """Returns notes and tables for a terminal. Several runs have the tables of their comparison only."""
+        lines = []
+        for run in self.runs:
+            for note in (*run.notes, *run.missing):
+                lines.append(f"{run.name}: {note}")
+        if len(self.results) == 1:
+            for name, results in self.results[0].items():
+                lines += results.metric_table().lines(name)
+                for slices in results.slices:
+                    lines += slices.lines()
+        if self.on_file is not None:
+            lines += self.on_file.lines()
+        for comparison in self.comparisons:
+            lines += comparison.lines()
+        if self.mistakes is not None:
+            lines.append(f"{counted(self.mistakes.rows, 'mistake')}: {self.mistakes.file}")
         if self.label_issues is not None:
-            labels = "1 label that is" if (count := self.label_issues.rows) == 1 else f"{count} labels that are"
+            count = self.label_issues.rows
+            labels = "1 label that is" if count == 1 else f"{count} labels that are"
             lines.append(f"{labels} probably wrong: {self.label_issues.file}")
         return [*lines, f"report: {self.output}"]
 
@@ -123,23 +147,34 @@ def make_report(
     on_error: Literal["fail", "skip"] | None = None,
     fit_rows: GivenRows | None = None,
 ) -> Report:
-    """Writes one self-contained HTML file without scripts or network access.
+    """Writes one self-contained HTML file about a run, several runs or a search.
 
-    The saved model predicts the run's validation rows again. If these are missing or have changed, the report shows
-    curves, metrics and settings only.
+    The page has no scripts and needs no network, so it can be sent to someone who has neither the model nor the rows.
+    About one run it shows curves, metrics with bootstrap intervals, tables by class, the most confident mistakes and
+    the settings. About several runs it shows their differences with p-values of a permutation test (``train_seeds``
+    makes such runs). About a search it shows the best values and all trials.
+
+    A run keeps no predictions, so the saved model predicts the validation rows again, which takes as long as one
+    evaluation. If these rows are missing or have changed, the report shows curves, metrics and settings only, and says
+    so.
 
     Args:
         runs: Output folders of ``train``, where a folder of seeds stands for its runs, or the folder of one search.
         output: The file. Default: ``report.html`` in the folder of the run, or in the current folder for several runs.
-        data: A file with labels to evaluate the model of a single run on, too.
+        data: A file with labels on which the model of a single run is evaluated, too. Default: none.
         by: Columns whose values have scores of their own. They are columns of ``data``, or of the validation rows and
-            of all rows of a cross-validation.
+            of all rows of a cross-validation. Default: none.
         mistakes: A .csv, .tsv or .jsonl file for the wrongly predicted rows of ``data`` or of the validation sets.
-        label_issues: A file for the rows of a cross-validation whose label is probably wrong.
-        explain: Number of examples of each data set whose words are shaded by their contributions. Default: 0.
+            Default: none is written.
+        label_issues: A file of one of these kinds for the rows of a cross-validation whose label is probably wrong. It
+            needs the extra ``labels``. Default: none is written.
+        explain: The number of examples of each data set whose words are shaded by their contributions. Default: 0.
         reading: How to read ``data``. Default: as the training file was read, if it has its extension.
         on_error: "fail" or "skip" for rows of ``data`` that cannot be used. Default: as in training.
         fit_rows: The validation rows of a run of ``fit``, which has no recipe.
+
+    Returns:
+        The report, with the results of each run and the paths of the written files. ``print`` shows them as tables.
 
     Raises:
         UsageError: A folder has no run, the runs cannot be compared, or options or columns do not fit.
@@ -147,23 +182,23 @@ def make_report(
         CheckpointError: The model cannot be loaded, or the report cannot be written.
 
     Example:
-        >>> make_report("runs/first", data="test.csv", mistakes="mistakes.csv").mistakes.rows
+        >>> report = make_report("runs/first", data="test.csv", mistakes="mistakes.csv")
+        >>> report.mistakes.file.name, report.output.name
+        ('mistakes.csv', 'report.html')
     """
     folders = _folders_of(runs)
     _check_paths([*folders, output, data, mistakes, label_issues])
-    default = folders[0] / outputs.REPORT if len(folders) == 1 else Path(outputs.REPORT)
-    page_path = default if output is None else Path(output)
-    if page_path.suffix.lower() not in (".html", ".htm"):
-        raise UsageError(f"{page_path}: expected a name that ends in .html for the report")
-    if output is not None and not page_path.absolute().parent.is_dir():
-        raise UsageError(f"{page_path}: there is no folder {page_path.parent} for the report. Make it first")
+    page_path = _page_path(output, folders)
     if data is None:
         _check_nothing_is_read(reading, on_error)
-    taken = [page_path, *([] if data is None else [Path(data)])]
-    for path, rows in ((mistakes, "mistakes"), (label_issues, "labels")):
+    written_to = [page_path]
+    if data is not None:
+        written_to.append(Path(data))
+    # No file of rows may replace the page, the file that is read, or another file of rows.
+    for path, content in ((mistakes, "mistakes"), (label_issues, "labels")):
         if path is not None:
-            check_rows_file(Path(path), taken, rows)
-            taken.append(Path(path))
+            check_rows_file(Path(path), written_to, content)
+            written_to.append(Path(path))
     is_for_one_run = bool(by) or explain > 0 or any(path is not None for path in (data, mistakes, label_issues))
     if len(folders) == 1 and (folders[0] / STUDY).is_file():
         if is_for_one_run:
@@ -174,45 +209,90 @@ def make_report(
     if len(gathered) > 1:
         if is_for_one_run:
             raise UsageError(f"{_ONE_RUN}, not for {len(gathered)}. Name one of them")
-        check_comparable(gathered)
-        each = [run_results(run) for run in gathered]
-        comparisons = compare(gathered, each)
-        outputs.write_text(page_path, comparison_page(gathered, each, comparisons))
-        return Report(output=page_path, runs=tuple(gathered), results=tuple(each), comparisons=tuple(comparisons))
+        return _report_on_runs(gathered, page_path)
     (run,) = gathered
     issues = None
     if label_issues is not None:
         check_libraries(["cleanlab"], extra="labels", purpose="--label-issues")
         run, issues = _with_label_issues(run)
-    model = None if explain == 0 else model_of(run, "to explain predictions")
-    if model is not None:
+    model = None
+    if explain != 0:
+        model = model_of(run, "to explain predictions")
         _check_explainable(model)
-    results = run_results(run, by=by if data is None else ())
+    # With a file, the columns are those of the file.
+    columns = by if data is None else ()
+    results = run_results(run, by=columns)
     on_file = None
     if data is not None:
         options = ReadOptions() if reading is None else reading
         on_file = results_on_file(run, data, by=by, read_options=options, on_error=on_error)
+    # Explanations are part of the page only, so they come before it and behind all figures.
     if model is not None:
-        for predicted in run.predicted:
-            title, of_head = predicted.title, model.heads[predicted.head]
-            if title in results:
-                results[title] = with_explanations(results[title], of_head, explain)
-        if on_file is not None and on_file.results is not None:
-            on_file = replace(on_file, results=with_explanations(on_file.results, model.one_task(), explain))
-    wrong = None if mistakes is None else _write_mistakes(Path(mistakes), run, results, on_file)
-    to_correct = None
+        results, on_file = _explained(run, model, explain, results, on_file)
+    # The page is written last, so that a report stands for all of its files.
+    wrong_rows = None
+    if mistakes is not None:
+        wrong_rows = _write_mistakes(Path(mistakes), run, results, on_file)
+    rows_to_correct = None
     if label_issues is not None and issues is not None:
         cells = [issue_cells(issue, file_cells(issue.row)) for issue in issues]
-        to_correct = write_rows(Path(label_issues), cells, last=ISSUE_COLUMNS)
+        rows_to_correct = write_rows(Path(label_issues), cells, last=ISSUE_COLUMNS)
     outputs.write_text(page_path, run_page(run, results, on_file, issues))
     return Report(
-        output=page_path, runs=(run,), results=(results,), on_file=on_file, mistakes=wrong, label_issues=to_correct
+        output=page_path,
+        runs=(run,),
+        results=(results,),
+        on_file=on_file,
+        mistakes=wrong_rows,
+        label_issues=rows_to_correct,
     )
+
+
+def _page_path(output: str | Path | None, folders: Sequence[Path]) -> Path:
+    """Returns the file of the page, whose folder exists."""
+    if output is not None:
+        page_path = Path(output)
+    elif len(folders) == 1:
+        page_path = folders[0] / outputs.REPORT
+    else:
+        page_path = Path(outputs.REPORT)
+    if page_path.suffix.lower() not in (".html", ".htm"):
+        raise UsageError(f"{page_path}: expected a name that ends in .html for the report")
+    # The folder of a run, which is the default, is looked at later, with a better message if it does not exist.
+    if output is not None and not page_path.absolute().parent.is_dir():
+        raise UsageError(f"{page_path}: there is no folder {page_path.parent} for the report. Make it first")
+    return page_path
+
+
+def _report_on_runs(runs: Sequence[Run], page_path: Path) -> Report:
+    """Writes the page about several runs, which is a comparison with the first of them."""
+    check_comparable(runs)
+    results = [run_results(run) for run in runs]
+    comparisons = compare(runs, results)
+    outputs.write_text(page_path, comparison_page(runs, results, comparisons))
+    return Report(output=page_path, runs=tuple(runs), results=tuple(results), comparisons=tuple(comparisons))
+
+
+def _explained(
+    run: Run, model: AnyModel, count: int, results: Mapping[str, Results], on_file: FileResults | None
+) -> tuple[dict[str, Results], FileResults | None]:
+    """Returns the results of the run and of a file with explanations of the first ``count`` examples of each."""
+    explained = dict(results)
+    for predicted in run.predicted:
+        title = predicted.title
+        head = model.heads[predicted.head]
+        if title in explained:
+            explained[title] = with_explanations(explained[title], head, count)
+    if on_file is not None and on_file.results is not None:
+        on_file = replace(on_file, results=with_explanations(on_file.results, model.one_task(), count))
+    return explained, on_file
 
 
 def _check_nothing_is_read(reading: ReadOptions | None, on_error: str | None) -> None:
     """Raises UsageError if options say how a file is read, although there is none."""
-    stated = [] if reading is None else [name for name, value in vars(reading).items() if value not in (None, {})]
+    stated = []
+    if reading is not None:
+        stated = [name for name, value in vars(reading).items() if value not in (None, {})]
     if on_error is not None:
         stated.append("on_error")
     if stated:
@@ -221,18 +301,19 @@ def _check_nothing_is_read(reading: ReadOptions | None, on_error: str | None) ->
 
 def _check_explainable(model: AnyModel) -> None:
     """Raises UsageError if examples of a head cannot be explained."""
-    for of_head in model.heads.values():
-        check_explainable(of_head, of_head.task)
-        names = {field.name for field in fields(of_head.task.output.prediction)}
+    for head in model.heads.values():
+        check_explainable(head, head.task)
+        names = {field.name for field in fields(head.task.output.prediction)}
+        # A prediction of several spans or relations holds one explanation for each of them.
         if "explanation" not in names:
             raise UsageError(
-                f"--explain shades one explanation for an example, but {of_head.task.name} has several for a row. Use "
+                f"--explain shades one explanation for an example, but {head.task.name} has several for a row. Use "
                 "bert-tasks predict --explain"
             )
 
 
 def _with_label_issues(run: Run) -> tuple[Run, tuple[LabelIssue, ...]]:
-    """Returns the label issues of a cross-validation, and the run with a caution if its models are weak."""
+    """Returns the run, with a caution if its models are weak, and the label issues of a cross-validation."""
     issues = label_issues_of(run)
     caution = weak_folds_note(run)
     if caution is None:
@@ -241,13 +322,17 @@ def _with_label_issues(run: Run) -> tuple[Run, tuple[LabelIssue, ...]]:
 
 
 def _folders_of(runs: Sequence[str | Path] | str | Path) -> list[Path]:
-    folders = [Path(runs)] if isinstance(runs, str | Path) else [Path(run) for run in runs]
+    """Returns one or several folders as a list."""
+    if isinstance(runs, str | Path):
+        return [Path(runs)]
+    folders = [Path(run) for run in runs]
     if not folders:
         raise UsageError("no run to report on. Name at least one output folder of `bert-tasks train`")
     return folders
 
 
 def _check_paths(paths: Sequence[str | Path | None]) -> None:
+    """Raises UsageError for a path that no file can have."""
     for path in paths:
         if path is not None:
             check_path(path)
@@ -263,17 +348,20 @@ def run_results(run: Run, *, by: Sequence[str] = ()) -> dict[str, Results]:
     Raises:
         UsageError: ``by`` needs predictions that cannot be made, or a column does not exist.
     """
+    predicted_sets = run.predicted
+    if by and run.predicted:
+        predicted_sets = with_file_columns(run).predicted
     results: dict[str, Results] = {}
-    for predicted in with_file_columns(run).predicted if by and run.predicted else run.predicted:
-        given = predicted.task, predicted.predictions, predicted.rows
-        result = results_of(*given, first=run.best_metric[1])
+    for predicted in predicted_sets:
+        task, predictions, rows = predicted.task, predicted.predictions, predicted.rows
+        result = results_of(task, predictions, rows, first=run.best_metric[1])
         if result is not None:
-            slices = slices_of(*given, columns=by, names=list(result.headline))
+            slices = slices_of(task, predictions, rows, columns=by, names=list(result.headline))
             results[predicted.title] = replace(result, slices=slices)
     if by and not results:
         reasons = " ".join(run.missing) if run.missing else "Its task has no figures for a report."
-        rows = "the validation rows, or a file named with --data" if run.folds is None else "the rows of all folds"
-        raise UsageError(f"{run.folder}: --by needs {rows}. {reasons}")
+        needed = "the validation rows, or a file named with --data" if run.folds is None else "the rows of all folds"
+        raise UsageError(f"{run.folder}: --by needs {needed}. {reasons}")
     return results
 
 
@@ -283,6 +371,7 @@ def check_rows_file(path: Path, others: Sequence[Path], content: str) -> None:
         raise UsageError(f"{path}: expected a name that ends in .csv, .tsv or .jsonl for the {content}")
     check_place(path)
     for other in others:
+        # ``samefile`` also finds hard links and names that differ in case, but both files must exist.
         with suppress(OSError):
             if os.path.realpath(path) == os.path.realpath(other) or path.samefile(other):
                 raise UsageError(f"{path}: the {content} would overwrite {other}. Choose another name")
@@ -299,17 +388,23 @@ def _write_mistakes(path: Path, run: Run, results: Mapping[str, Results], on_fil
     if not sets:
         reasons = " ".join(run.missing) if run.missing else "The task does not say which rows are wrong. Use `predict`."
         raise UsageError(f"{run.folder}: there are no predictions to write mistakes of. {reasons}")
-    wrong = [(name, row) for name, each in sets.items() for row in each.sections.results if not row.is_correct]
+    wrong = []
+    for name, results_on_set in sets.items():
+        wrong += [(name, row) for row in results_on_set.sections.results if not row.is_correct]
     rows: list[dict[str, Any]] = []
+    # The most confident mistakes come first, because they often are mistakes of the labels.
     for name, result in sorted(wrong, key=lambda pair: -pair[1].score):
-        cells = {
-            f"input.{key}" if key in _RENAMED else key: value
-            for key, value in file_cells(result.row).items()
-            if not key == label_columns[name] == "label"
-        }
-        prediction = {"label": result.label, "prediction": result.prediction, "score": result.score}
-        in_set = {"set": name} if len(sets) > 1 else {}
-        rows.append({"line": result.row.get("line"), **in_set, **cells, **prediction})
+        cells = {"line": result.row.get("line")}
+        if len(sets) > 1:
+            cells["set"] = name
+        for column, value in file_cells(result.row).items():
+            if column == "label" and label_columns[name] == "label":
+                continue  # it is the true label, which stands beside the prediction
+            if column in _RENAMED:
+                column = f"input.{column}"
+            cells[column] = value
+        cells |= {"label": result.label, "prediction": result.prediction, "score": result.score}
+        rows.append(cells)
     return write_rows(path, rows, last=_MISTAKE_COLUMNS)
 
 
@@ -317,11 +412,16 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]], *, last: Sequence[
     """Writes rows as JSON lines or as a table, with the columns ``last`` at its end."""
     with whole_file(path) as file:
         if path.suffix == ".jsonl":
-            file.writelines(map(json_line, rows))
+            for row in rows:
+                file.write(json_line(row))
         else:
-            tables = [flat(row) for row in rows]
-            names = dict.fromkeys(["line", *(name for row in tables for name in row if name not in last), *last])
-            writer = TableWriter(file, list(names), DELIMITERS[path.suffix[1:]], raw=False)
-            for row in tables:
+            # A table needs all of its columns before its first row. Rows of several files may differ in theirs.
+            flat_rows = [flat(row) for row in rows]
+            columns: dict[str, None] = {"line": None}
+            for row in flat_rows:
+                columns |= dict.fromkeys(name for name in row if name not in last)
+            columns |= dict.fromkeys(last)
+            writer = TableWriter(file, list(columns), DELIMITERS[path.suffix[1:]], raw=False)
+            for row in flat_rows:
                 writer.write(row)
     return WrittenRows(file=path, rows=len(rows))

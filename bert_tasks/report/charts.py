@@ -1,7 +1,7 @@
 """The charts of a run, and the positions of a chart's values in its picture.
 
-The charts are learning curves and calibration. Each says in words what it shows. The SVG is in
-``templates/charts.html``.
+The charts are learning curves and calibration. Each says in words what it shows, for readers who do not see it. The
+SVG itself is in ``templates/charts.html``.
 """
 
 import math
@@ -16,10 +16,20 @@ from bert_tasks.outputs.sections import Axis, Chart, Line, Point
 from bert_tasks.report.collect import Run
 
 STYLES = 8  # number of line styles
+# The names of metrics whose key is an abbreviation.
+_METRIC_NAMES = {
+    "rmse": "root mean squared error",
+    "exact": "exact match",
+    "spearmanr": "Spearman",
+    "pearson": "Pearson",
+    "map": "mean average precision",
+    "mrr": "mean reciprocal rank",
+    "ndcg@10": "nDCG@10",
+}
 
 
 class Plot:
-    """The size of a chart's picture, and the place of a value in it."""
+    """The size of a chart's picture in pixels, and the place of a value in it."""
 
     width, height = 480, 290
     left, top, right, bottom = 62, 24, width - 14, height - 44  # above the plot there is room for one line of text
@@ -27,25 +37,30 @@ class Plot:
 
     @classmethod
     def across(cls, x: float, axis: Axis) -> float:
+        """Returns the distance from the left."""
         return cls.left + (x - axis.low) / (axis.high - axis.low) * (cls.right - cls.left)
 
     @classmethod
     def up(cls, y: float, axis: Axis) -> float:
+        """Returns the distance from the top, from which SVG measures."""
         return cls.bottom - (y - axis.low) / (axis.high - axis.low) * (cls.bottom - cls.top)
 
     @classmethod
     def path(cls, points: Sequence[Point], chart: Chart) -> Markup:
         """Returns the path of a line, with a gap at points without a value."""
-        steps, pen = [], "M"
+        steps = []
+        pen = "M"  # the commands of an SVG path: M moves to a point, and L draws a line to it
         for x, y in points:
-            if y is not None:
-                steps.append(f"{pen}{coordinate(cls.across(x, chart.x))} {coordinate(cls.up(y, chart.y))}")
-            pen = "M" if y is None else "L"
+            if y is None:
+                pen = "M"
+                continue
+            steps.append(f"{pen}{coordinate(cls.across(x, chart.x))} {coordinate(cls.up(y, chart.y))}")
+            pen = "L"
         return Markup("".join(steps))
 
 
 def coordinate(value: float) -> str:
-    """Formats a number of the picture."""
+    """Formats a number of the picture with one decimal, which keeps the file small."""
     return f"{value:.1f}".removesuffix(".0")
 
 
@@ -53,38 +68,53 @@ def overall_metrics(run: Run) -> dict[str, float | None]:
     """Returns each recorded metric once, without metrics of single classes."""
     if run.tasks is None:
         return dict(run.metrics)
-    numbers = {name: math.nan if value is None else value for name, value in run.metrics.items()}
-    shown = {
-        metric_key(name, metric)
-        for name, metrics in metrics_by_set(numbers, run.sets).items()
-        for metric in metric_table(run.tasks, metrics).overall
-    }
-    return {name: value for name, value in run.metrics.items() if name in shown}
+    # metrics.json has null for a number that is not finite, and tables of metrics have NaN.
+    numbers = {}
+    for key, value in run.metrics.items():
+        numbers[key] = math.nan if value is None else value
+    shown = set()
+    for name, metrics in metrics_by_set(numbers, run.sets).items():
+        for metric in metric_table(run.tasks, metrics).overall:
+            shown.add(metric_key(name, metric))
+    return {key: value for key, value in run.metrics.items() if key in shown}
 
 
 def drawn_metrics(run: Run) -> list[str]:
     """Returns the keys of the metrics to draw, with the best model's metric first.
 
-    Several validation sets have one metric each.
+    Several validation sets have one metric each, besides that of the best model. A task without usual curves has its
+    first three scores.
     """
     best_set, best = run.best_metric
-    keys = [metric_key(best_set, best)] if best in run.metrics_of(best_set) and best != LOSS else []
+    keys: list[str] = []
+    if best in run.metrics_of(best_set) and best != LOSS:  # the loss has a chart of its own
+        keys.append(metric_key(best_set, best))
     candidates: list[str] = []
-    drawn = [] if run.tasks is None else curves(run.tasks)
+    drawn: Sequence[str] = []
+    if run.tasks is not None:
+        drawn = curves(run.tasks)
+    most = STYLES - 1 if len(run.sets) == 1 else 1  # of each set
     for name in run.sets:
         scores = [metric for metric in run.metrics_of(name) if metric not in run.metadata.metrics.lower_is_better]
         usual = [metric for metric in drawn if metric in scores]
-        keys += [metric_key(name, metric) for metric in usual[: STYLES - 1 if len(run.sets) == 1 else 1]]
+        keys += [metric_key(name, metric) for metric in usual[:most]]
         candidates += [metric_key(name, metric) for metric in scores]
-    return list(dict.fromkeys(keys if keys else candidates[:3]))
+    if not keys:
+        keys = candidates[:3]
+    return list(dict.fromkeys(keys))
 
 
 def loss_chart(run: Run) -> Chart | None:
     """Draws the training loss with its terms, and the validation loss."""
     steps = [event for event in run.events if event.event == "step"]
-    train = [_point(event.step, event.loss) for event in steps]
-    lines = [Line(name="training", points=train, style=0, marked=False)] if train else []
-    for term in dict.fromkeys(term for event in steps for term in event.terms):
+    lines = []
+    if steps:
+        losses = [_point(event.step, event.loss) for event in steps]
+        lines.append(Line(name="training", points=losses, style=0, marked=False))
+    terms: dict[str, None] = {}  # in the order in which they first occur
+    for event in steps:
+        terms |= dict.fromkeys(event.terms)
+    for term in terms:
         points = [_point(event.step, event.terms.get(term)) for event in steps]
         lines.append(Line(name=f"training, {term.replace('-', ' ')}", points=points, style=len(lines), marked=False))
     for style, name in enumerate(run.sets, start=max(1, len(lines))):
@@ -97,10 +127,9 @@ def loss_chart(run: Run) -> Chart | None:
 def metric_chart(run: Run) -> Chart | None:
     """Draws the metrics of ``drawn_metrics`` at the evaluations."""
     names = drawn_metrics(run)
-    lines = [
-        Line(name=display_name(name, run.sets), points=_points(run, name), style=style)
-        for style, name in enumerate(names)
-    ]
+    lines = []
+    for style, name in enumerate(names):
+        lines.append(Line(name=display_name(name, run.sets), points=_points(run, name), style=style))
     return _chart(lines, run, "score", "Metrics on the validation rows", from_zero=False)
 
 
@@ -109,43 +138,60 @@ def runs_chart(runs: Sequence[Run], key: str) -> Chart | None:
     lines = [Line(name=run.name, points=_points(run, key), style=style) for style, run in enumerate(runs)]
     sets = runs[0].sets
     name, metric = split_key(key, sets)
-    rows = "" if name else " on the validation rows"
-    title, unit = f"{display_name(key, sets)}{rows}", "loss" if metric == LOSS else "score"
+    title = display_name(key, sets)
+    if not name:
+        title = f"{title} on the validation rows"
+    unit = "loss" if metric == LOSS else "score"
     return _chart(lines, None, unit, title, from_zero=False)
 
 
 def display_name(key: str, sets: Sequence[str]) -> str:
     """Returns a key in words, for example "overall F1 on dev_ood"."""
     name, metric = split_key(key, sets)
-    return f"{spoken(metric)} on {name}" if name else spoken(metric)
+    if not name:
+        return spoken(metric)
+    return f"{spoken(metric)} on {name}"
 
 
 def spoken(metric: str) -> str:
     """Returns a metric in words, for example "overall F1", without a set's name."""
-    names = {"rmse": "root mean squared error", "exact": "exact match", "spearmanr": "Spearman", "pearson": "Pearson"}
-    names |= {"map": "mean average precision", "mrr": "mean reciprocal rank", "ndcg@10": "nDCG@10"}
-    return names.get(metric, metric.replace("_", " ").replace("f1", "F1").replace("matthews", "Matthews"))
+    if metric in _METRIC_NAMES:
+        return _METRIC_NAMES[metric]
+    return metric.replace("_", " ").replace("f1", "F1").replace("matthews", "Matthews")
 
 
 def _chart(lines: Sequence[Line], run: Run | None, unit: str, title: str, *, from_zero: bool) -> Chart | None:
-    """Draws lines over training steps, with a mark at ``run``'s best. None if empty."""
-    values = [y for line in lines for _, y in line.points if y is not None]
+    """Draws lines over training steps, with a mark at ``run``'s best model. It returns None if no line has a value."""
+    values: list[float] = []
+    drawn: dict[str, list[float]] = {}
+    last = 0.0
+    for line in lines:
+        drawn[line.name] = [y for _, y in line.points if y is not None]
+        values += drawn[line.name]
+        last = max([last, *(x for x, _ in line.points)])
     if not values:
         return None
-    last = float(max(x for line in lines for x, _ in line.points))
-    drawn = {line.name: [y for _, y in line.points if y is not None] for line in lines}
-    ends = ", ".join(f"{name} from {ys[0]:.3g} to {ys[-1]:.3g}" for name, ys in drawn.items() if ys)
+    ends = []
+    for name, line_values in drawn.items():
+        if line_values:
+            ends.append(f"{name} from {line_values[0]:.3g} to {line_values[-1]:.3g}")
+    rule = None
+    if run is not None and run.summary is not None:
+        rule = (float(run.summary.best_step), "best model")
+    # From zero, the height of a loss shows how much of it is left. Scores would lie on one another.
+    shown_values = [0.0, *values] if from_zero else values
     return Chart(
         title=title,
-        description=f"{title} by step, with {ends}.",
-        x=Axis(name="step", low=0.0, high=last, scale="whole"),
-        y=Axis.around(unit, [0.0, *values] if from_zero else values),
+        description=f"{title} by step, with {', '.join(ends)}.",
+        x=Axis(name="step", low=0.0, high=float(last), scale="whole"),
+        y=Axis.around(unit, shown_values),
         lines=tuple(lines),
-        rule=None if run is None or run.summary is None else (float(run.summary.best_step), "best model"),
+        rule=rule,
     )
 
 
 def _points(run: Run, metric: str) -> list[Point]:
+    """Returns a metric at each evaluation."""
     return [_point(event.step, event.metrics.get(metric)) for event in run.evaluations]
 
 
@@ -159,31 +205,37 @@ def _point(step: int, value: float | None) -> Point:
 def calibration_chart(
     calibration: Calibration, confidence_in: str, *, uncalibrated: Calibration | None = None, fitted_on: str = ""
 ) -> Chart:
-    """Draws the accuracy of predictions by their confidence.
+    """Draws a reliability diagram, which is the accuracy of predictions by their confidence.
 
-    The area of a point is its number of predictions.
+    A calibrated model lies on the diagonal: of the predictions with a confidence of 0.8, 80 % are correct.
 
     Args:
         calibration: The reliability diagram.
-        confidence_in: Noun that the confidences refer to.
+        confidence_in: The noun that the confidences refer to.
         uncalibrated: The diagram without the fitted temperature, if there is one.
         fitted_on: The rows that the temperature was fitted on.
     """
     most = max(bin.count for bin in calibration.bins)
-    shares = ", ".join(f"{bin.accuracy:.2f} of {bin.count} at {bin.confidence:.2f}" for bin in calibration.bins)
+    shares = []
+    points = []
+    for bin in calibration.bins:
+        shares.append(f"{bin.accuracy:.2f} of {bin.count} at {bin.confidence:.2f}")
+        # The root makes the area of a point, and not its radius, grow with the number of its predictions.
+        radius = 3.5 + 7 * math.sqrt(bin.count / most)
+        points.append((bin.confidence, bin.accuracy, radius))
     lines = [Line(name="perfectly calibrated", points=((0.0, 0.0), (1.0, 1.0)), style=7, marked=False)]
     before = ""
     if uncalibrated is not None:
-        points = tuple((bin.confidence, bin.accuracy) for bin in uncalibrated.bins)
-        lines.append(Line(name="without the temperature", points=points, style=1))
+        before_points = tuple((bin.confidence, bin.accuracy) for bin in uncalibrated.bins)
+        lines.append(Line(name="without the temperature", points=before_points, style=1))
         before = f" Without the temperature, which was fitted {fitted_on}, the error is {uncalibrated.ece:.3f}."
     return Chart(
         title="Calibration",
-        description=f"Calibration, expected calibration error {calibration.ece:.3f}. Correct are {shares}.",
+        description=f"Calibration, expected calibration error {calibration.ece:.3f}. Correct are {', '.join(shares)}.",
         x=Axis(name=f"confidence in the {confidence_in}", low=0.0, high=1.0),
         y=Axis(name="share that is correct", low=0.0, high=1.0),
         lines=tuple(lines),
-        points=tuple((bin.confidence, bin.accuracy, 3.5 + 7 * math.sqrt(bin.count / most)) for bin in calibration.bins),
+        points=tuple(points),
         note=(
             f"Expected calibration error {calibration.ece:.3f}, the mean gap between confidence and accuracy. A larger "
             f"point stands for more predictions.{before}"

@@ -1,7 +1,7 @@
 """The contents of a run's folder, and its model's predictions for validation rows.
 
-The folder keeps no predictions. The saved model predicts the rows of the run's recipe again, if they still have the
-fingerprints in run.json. The report lists what is missing and does not guess.
+The folder keeps no predictions. The saved model therefore predicts the rows of the run's recipe again, if they still
+have the fingerprints in run.json. If something is missing or has changed, the report says what and does not guess.
 """
 
 import os
@@ -73,15 +73,16 @@ class Run:
     """A run with the contents of its folder.
 
     Attributes:
-        name: Its name on the page.
-        metadata: run.json.
+        folder: The output folder of the run.
+        name: The name of the run on the page.
+        metadata: The contents of run.json.
         events: The lines of metrics.jsonl.
-        summary: metrics.json. None if the run is not finished.
-        recipe: recipe.toml. None for a run of ``fit``.
-        tasks: The task of each head of its model. None if there is no model yet, or its task is not built in.
+        summary: The contents of metrics.json, or None if the run is not finished.
+        recipe: The text of recipe.toml, or None for a run of ``fit``.
+        tasks: The task of each head of the model. None if there is no model yet, or its task is not built in.
         predicted: The validation sets that could be predicted again, for each head.
-        missing: Parts that the report lacks, with reasons.
-        folds: folds.json of a cross-validation, whose folds are then one run.
+        missing: A sentence for each part that the report lacks, with the reason.
+        folds: The contents of folds.json of a cross-validation, whose folds are then one run.
     """
 
     folder: Path
@@ -102,13 +103,16 @@ class Run:
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        """The best model's or all folds' metrics, or an unfinished run's latest. NaN if one has no value."""
+        """The metrics of the best model or of all folds, or the latest ones of an unfinished run."""
         if self.folds is not None:
             pooled = {name: metric.out_of_fold for name, metric in self.folds.metrics.items()}
             return {name: value for name, value in pooled.items() if value is not None}
         if self.summary is not None:
             return self.summary.metrics
-        return self.evaluations[-1].metrics if self.evaluations else {}
+        evaluations = self.evaluations
+        if not evaluations:
+            return {}
+        return evaluations[-1].metrics
 
     @property
     def sets(self) -> tuple[str, ...]:
@@ -129,7 +133,9 @@ class Run:
     @property
     def notes(self) -> tuple[str, ...]:
         """Notes for readers of the metrics, from the finished run."""
-        return () if self.summary is None else tuple(self.summary.notes)
+        if self.summary is None:
+            return ()
+        return tuple(self.summary.notes)
 
     def metrics_of(self, name: str) -> dict[str, float]:
         """Returns the metrics of a validation set, without its name."""
@@ -137,9 +143,9 @@ class Run:
 
 
 def gather(folders: Sequence[Path], fit_rows: GivenRows | None = None) -> list[Run]:
-    """Returns the runs in some folders.
+    """Returns the runs in some folders, with their predictions.
 
-    A folder of ``train --seeds`` stands for all of its runs.
+    A folder of ``train --seeds`` stands for all of its runs that have finished.
 
     Args:
         folders: Output folders of ``train``.
@@ -148,7 +154,7 @@ def gather(folders: Sequence[Path], fit_rows: GivenRows | None = None) -> list[R
     Raises:
         UsageError: A folder holds no run, or occurs twice.
     """
-    homes: list[Path] = []
+    homes: list[Path] = []  # the folders of single runs
     for folder in folders:
         if (folder / SEEDS).is_file():
             runs = read_record(folder / SEEDS, SeedsRecord, remedy=f"name the runs, {folder}/seed-N").runs
@@ -157,23 +163,31 @@ def gather(folders: Sequence[Path], fit_rows: GivenRows | None = None) -> list[R
             homes.append(folder)
     if not homes:
         raise UsageError(f"{', '.join(map(str, folders))}: no run has finished there yet")
+    # A folder may be named in several ways, and one that is "." or a link has another name on the page.
     paths = [os.path.realpath(home) for home in homes]
-    repeated = next((home for home, path in zip(homes, paths, strict=True) if paths.count(path) > 1), None)
-    if repeated is not None:
-        raise UsageError(f"{repeated} occurs twice. Name every run once")
+    for home, path in zip(homes, paths, strict=True):
+        if paths.count(path) > 1:
+            raise UsageError(f"{home} occurs twice. Name every run once")
     names = [Path(path).name for path in paths]
     if len(set(names)) < len(names):
-        names = list(map(str, homes))
-    metadata = list(map(_metadata, homes))  # read for all runs before any model predicts
-    return [
-        _cross_validation(home, name, record) if (home / FOLDS).is_file() else _run(home, name, record, fit_rows)
-        for home, name, record in zip(homes, names, metadata, strict=True)
-    ]
+        names = [str(home) for home in homes]
+    # The files of all runs are read before any model predicts, so that a wrong folder is found at once.
+    records = [_metadata(home) for home in homes]
+    runs = []
+    for home, name, metadata in zip(homes, names, records, strict=True):
+        if (home / FOLDS).is_file():
+            runs.append(_cross_validation(home, name, metadata))
+        else:
+            runs.append(_run(home, name, metadata, fit_rows))
+    return runs
 
 
 def _metadata(home: Path) -> RunRecord:
     """Returns run.json, of the first fold if there are folds, or raises UsageError."""
-    metadata = outputs.read_run_metadata(home / "fold-1" if (home / FOLDS).is_file() else home)
+    folder = home
+    if (home / FOLDS).is_file():
+        folder = home / "fold-1"
+    metadata = outputs.read_run_metadata(folder)
     if metadata is not None:
         return metadata
     if fold_runs(home):
@@ -182,13 +196,22 @@ def _metadata(home: Path) -> RunRecord:
             "its folds"
         )
     problem = f"no run here ({outputs.RUN} is missing). Expected the output folder of `bert-tasks train`"
-    raise UsageError(f"{home}: {problem if home.exists() else missing_path(home, 'folder')}")
+    if not home.exists():
+        problem = missing_path(home, "folder")
+    raise UsageError(f"{home}: {problem}")
 
 
 def _cross_validation(folder: Path, name: str, metadata: RunRecord) -> Run:
-    """Returns all folds as one run. ``metadata`` is run.json of the first fold."""
+    """Returns all folds as one run, whose rows were each predicted by the model of the fold that held them out.
+
+    Args:
+        folder: The folder of the cross-validation.
+        name: The name of the run on the page.
+        metadata: The contents of run.json of the first fold, which has the same settings as the others.
+    """
     folds = read_record(folder / FOLDS, FoldsRecord, remedy="run the command again to write it anew")
     homes = [folder / f"fold-{run.fold}" for run in folds.runs]
+    # A terminal shows a note behind "note: ", but on the page it is a sentence.
     missing = [f"{note[:1].upper()}{note[1:]}." for note in folds.notes]
     tasks: dict[str, Task] | None = None
     predicted: tuple[PredictedSet, ...] = ()
@@ -199,6 +222,7 @@ def _cross_validation(folder: Path, name: str, metadata: RunRecord) -> Run:
         tasks = {held_out.head: held_out.task}
     except (BertTasksError, OSError) as error:
         missing.append(f"The models could not predict their rows again: {error}")
+    # The folds together are one run with one set of rows, so run.json of the first fold is changed to say so.
     metrics = metadata.metrics.model_copy(update={"sets": [""], "best": folds.metric})
     about_all = {"rows": folds.rows, "data": {"held_out": split}, "metrics": metrics}
     return Run(
@@ -216,8 +240,11 @@ def _cross_validation(folder: Path, name: str, metadata: RunRecord) -> Run:
 
 
 def _recipe_text(home: Path) -> str | None:
+    """Returns the recipe of a run, or None for a run of ``fit``."""
     path = home / outputs.RECIPE
-    return path.read_text(encoding="utf-8") if path.is_file() else None
+    if not path.is_file():
+        return None
+    return path.read_text(encoding="utf-8")
 
 
 def load_model(home: Path, tasks: Mapping[str, Task] | None) -> AnyModel:
@@ -227,21 +254,27 @@ def load_model(home: Path, tasks: Mapping[str, Task] | None) -> AnyModel:
         home: The folder of the run.
         tasks: The tasks of its heads. They give the class of an only task that is not built in.
     """
-    only = None if tasks is None else tasks.get("")
-    task_class = None if only is None else type(only)
+    task_class = None
+    if tasks is not None and "" in tasks:
+        task_class = type(tasks[""])
     return open_model(home / outputs.MODEL, task=task_class).to(default_device())
 
 
 def _held_out(homes: Sequence[Path]) -> tuple[PredictedSet, str]:
     """Predicts each row by the model that was trained without it.
 
-    Returns the predictions, whose task has no values that were fitted to rows, and the fingerprint of all rows.
+    Returns:
+        The predictions, whose task has no values that were fitted to rows, because each fold fitted its own, and the
+        fingerprint of all rows.
     """
     parts: list[FoldPredictions] = []
     for number, home in enumerate(homes, start=1):
         prepared = prepare(load_recipe(home / outputs.RECIPE))
-        table, metadata = prepared.splits.held_out, outputs.read_run_metadata(home)
-        train = None if metadata is None else metadata.data.get("train")
+        table = prepared.splits.held_out
+        metadata = outputs.read_run_metadata(home)
+        train = None
+        if metadata is not None:
+            train = metadata.data.get("train")
         if table is None or train is None or train.fingerprint != prepared.splits.train.fingerprint:
             raise UsageError(f"{prepared.splits.train.source} has changed since the run of {home}")
         tasks = {name: head.task for name, head in prepared.heads.items()}
@@ -249,42 +282,55 @@ def _held_out(homes: Sequence[Path]) -> tuple[PredictedSet, str]:
         predictions = evaluated_predictions(model, table)[""]
         parts.append(FoldPredictions(fold=number, table=table, predictions=predictions))
     rows, _, predictions = out_of_fold(parts)
-    table, task = parts[0].table, model.task.without_fitted_values()
-    fingerprint = table.fingerprint if table.part is None else table.part[0].fingerprint
-    return PredictedSet(name="", task=task, source=table.source, rows=rows, predictions=predictions), fingerprint
+    table = parts[0].table
+    task = model.task.without_fitted_values()
+    fingerprint = table.fingerprint
+    if table.part is not None:  # the rows of a fold are a part of those of the file
+        fingerprint = table.part[0].fingerprint
+    held_out = PredictedSet(name="", task=task, source=table.source, rows=rows, predictions=predictions)
+    return held_out, fingerprint
 
 
 def with_file_columns(run: Run) -> Run:
     """Returns the run with rows that have all columns of their file (``RECORD``).
 
-    The rows are read again, because predictions need the tasks' columns only. A run without a recipe does not change.
+    The rows are read again, because predictions need only the columns of the tasks. A run without a recipe does not
+    change.
 
     Raises:
         BertTasksError: The files have changed in the meantime.
     """
     if run.recipe is None:
         return run
-    home = run.folder if run.folds is None else run.folder / "fold-1"
+    home = run.folder
+    if run.folds is not None:
+        home = run.folder / "fold-1"
     splits = prepare(load_recipe(home / outputs.RECIPE), passthrough="all").splits
     tables: Mapping[str, Rows] = splits.validation
     if splits.held_out is not None and splits.held_out.part is not None and run.folds is not None:
         tables = {"": splits.held_out.part[0]}
     predicted = []
-    for each in run.predicted:
-        again = list(tables[each.name])
-        numbers, read = head_rows(again, each.head, each.task.columns)
-        pairs = list(zip(each.rows, read, strict=False))
-        differs = any(new[name] != row[name] for row, new in pairs for name in row.keys() & new)
-        if differs or len(read) != len(each.rows):
-            raise UsageError(f"{each.source} has changed while the report was made. Run the command again")
-        rows = [{**row, RECORD: again[number][RECORD]} for row, number in zip(each.rows, numbers, strict=True)]
-        predicted.append(replace(each, rows=rows))
+    for old_set in run.predicted:
+        file_rows = list(tables[old_set.name])
+        numbers, new_rows = head_rows(file_rows, old_set.head, old_set.task.columns)
+        has_changed = len(new_rows) != len(old_set.rows)
+        for old_row, new_row in zip(old_set.rows, new_rows, strict=False):
+            if any(new_row[name] != old_row[name] for name in old_row.keys() & new_row):
+                has_changed = True
+        if has_changed:
+            raise UsageError(f"{old_set.source} has changed while the report was made. Run the command again")
+        rows = []
+        for old_row, number in zip(old_set.rows, numbers, strict=True):
+            rows.append({**old_row, RECORD: file_rows[number][RECORD]})
+        predicted.append(replace(old_set, rows=rows))
     return replace(run, predicted=tuple(predicted))
 
 
 def _run(folder: Path, name: str, metadata: RunRecord, rows_of_fit: GivenRows | None) -> Run:
+    """Reads a run, and predicts its validation rows again."""
     summary = outputs.read_summary(folder)
     predicted, tasks, missing = _predict_validation(folder, metadata, rows_of_fit)
+    # Without predictions, the settings of the task still say how metrics are shown.
     if tasks is None:
         with suppress(BertTasksError):
             tasks = stored_tasks(CheckpointFolder.open(folder / outputs.MODEL))
@@ -312,12 +358,16 @@ def _changed_metrics(
 ) -> list[str]:
     """Returns a sentence for each validation set on which the saved model does not reproduce the run's own metric."""
     by_set: dict[str, dict[str, dict[str, float]]] = {}
-    for each in predicted:
-        by_set.setdefault(each.name, {})[each.head] = each.task.output.metrics(each.predictions, each.rows)
-    sentences, metric = [], primary_metric(tasks)
-    for name, metrics in by_set.items():
+    for predicted_set in predicted:
+        metrics_by_head = by_set.setdefault(predicted_set.name, {})
+        output = predicted_set.task.output
+        metrics_by_head[predicted_set.head] = output.metrics(predicted_set.predictions, predicted_set.rows)
+    sentences = []
+    metric = primary_metric(tasks)
+    for name, metrics_by_head in by_set.items():
         key = metric_key(name, metric)
-        now, before = joined_metrics(metrics, tasks)[metric], recorded.get(key)
+        now = joined_metrics(metrics_by_head, tasks)[metric]
+        before = recorded.get(key)
         if before is not None and abs(now - before) > _TOLERANCE * max(1.0, abs(before)):
             sentences.append(
                 f"The saved model now has {key} = {now:.6g}, but at the end of training it was {before:.6g}."
@@ -328,7 +378,7 @@ def _changed_metrics(
 def _predict_validation(
     folder: Path, metadata: RunRecord, rows_of_fit: GivenRows | None
 ) -> tuple[list[PredictedSet], Mapping[str, Task] | None, list[str]]:
-    """Returns the predictions for each validation set and head, the tasks, and missing parts."""
+    """Returns the predictions for each validation set and head, the tasks, and a sentence for each missing part."""
     if rows_of_fit is None and not (folder / outputs.RECIPE).is_file():
         reason = (
             "The run was started from Python with rows or files of its own and has no recipe. Its validation rows are "
@@ -349,6 +399,7 @@ def _predict_validation(
     missing: list[str] = []
     for name, table in rows_of_fit.validation.items():
         split = f"validation_{name}" if name else "validation"
+        # Predictions of other rows would not belong to the metrics that the run recorded.
         recorded = metadata.data.get(split)
         if recorded is None or recorded.fingerprint != table.fingerprint:
             missing.append(f"{table.source} has changed since the run, so its results cannot be shown.")
@@ -360,16 +411,16 @@ def _predict_validation(
             continue
         for head, task in model.tasks.items():
             _, rows = head_rows(list(table), head, task.columns)
-            if rows:
-                predicted.append(
-                    PredictedSet(
-                        name=name,
-                        head=head,
-                        task=task,
-                        source=table.source,
-                        rows=rows,
-                        predictions=predictions[head],
-                    )
-                )
+            if not rows:
+                continue
+            predicted_set = PredictedSet(
+                name=name,
+                head=head,
+                task=task,
+                source=table.source,
+                rows=rows,
+                predictions=predictions[head],
+            )
+            predicted.append(predicted_set)
     tasks = model.tasks if predicted else None
     return predicted, tasks, missing

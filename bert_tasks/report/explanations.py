@@ -1,4 +1,7 @@
-"""The first examples of a report, shaded by each word's share of the prediction."""
+"""The first examples of a report, whose words are shaded by their contributions to the prediction.
+
+``model.explanation`` computes the contributions. This module says which examples have them and what a page shows.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,7 +18,11 @@ _SHOWN_CHARACTERS = 2 * MOST_CHARACTERS  # in one text
 
 
 def with_explanations(results: Results, model: TaskModel, count: int) -> Results:
-    """Explains the first ``count`` examples. The predictions must have explanations."""
+    """Returns the results with explanations of the first ``count`` examples.
+
+    The predictions of the model must have explanations. The rows of these examples are predicted once more, because
+    an explanation needs gradients.
+    """
     examples = results.sections.examples
     if examples is None:
         return results
@@ -24,23 +31,27 @@ def with_explanations(results: Results, model: TaskModel, count: int) -> Results
     predictions = predict_rows(model, [row for _, row in explained], explain=True)
     for (index, row), prediction in zip(explained, predictions, strict=True):
         explanation = prediction.explanation
-        contributions = [word.contribution for word in explanation.words]
         columns = dict.fromkeys(word.column for word in explanation.words)
-        shading = Shading(
-            label=explanation.label,
-            texts=tuple((column, tuple(_pieces(explanation, column, row))) for column in columns),
-            largest=max([_SMALLEST, *map(abs, contributions)]),
-            total=sum(contributions),
-        )
+        texts = []
+        for column in columns:
+            pieces = tuple(_pieces(explanation, column, row))
+            texts.append((column, pieces))
+        largest = _SMALLEST
+        for word in explanation.words:
+            largest = max(largest, abs(word.contribution))
+        total = sum(word.contribution for word in explanation.words)
+        shading = Shading(label=explanation.label, texts=tuple(texts), largest=largest, total=total)
         items[index] = replace(items[index], shading=shading)
     sections = replace(results.sections, examples=replace(examples, items=tuple(items)))
     return replace(results, sections=sections)
 
 
 def _pieces(explanation: Explanation, column: str, row: Row) -> Iterator[tuple[str, float | None]]:
-    """Returns the words of a text and the text between them, shortened."""
-    # A column of several texts has the label of the prediction.
-    text = row[column] if isinstance(row[column], str) else str(explanation.label)
+    """Yields the words of a text with their contributions, and the text between them without, up to a limit."""
+    text = row[column]
+    if not isinstance(text, str):
+        # Of a column of several texts, such as choices, the explained one is the label of the prediction.
+        text = str(explanation.label)
     end = 0
     for word in explanation.words:
         if word.column != column:

@@ -1,8 +1,9 @@
 """Rows whose label is probably wrong, by confident learning.
 
-Owns which rows these are. The library cleanlab detects them in the predictions of a cross-validation by the rule of
-Northcutt, Jiang and Chuang (arXiv:1911.00068). By this rule a row counts as another class if its probability of that
-class is at least the mean over the rows with that label.
+This module owns which rows these are. The library cleanlab detects them in the predictions of a cross-validation by the
+rule of Northcutt, Jiang and Chuang (arXiv:1911.00068). By this rule a row counts as another class if its probability of
+that class is at least the mean over the rows with that label, which corrects for a model that is more confident in some
+classes than in others.
 """
 
 from collections import Counter
@@ -25,9 +26,10 @@ class LabelIssue:
     """A row whose label is probably wrong.
 
     Attributes:
-        label: the row's.
-        suggested: the class that the model finds most probable.
-        probability, suggested_probability: of the two, by a model that was trained without the row.
+        row: The row as the task reads it.
+        label: The label of the row.
+        suggested: The class that the model finds most probable.
+        probability, suggested_probability: The probabilities of the two, by a model that was trained without the row.
     """
 
     row: Row
@@ -59,7 +61,10 @@ def label_issues_of(run: Run) -> tuple[LabelIssue, ...]:
         raise UsageError(
             f"{run.folder}: --label-issues is for rows with one label each and predictions with all probabilities"
         )
-    pairs = [(row, p) for row, p in zip(predicted.rows, scores, strict=True) if row.get(column.name) is not None and p]
+    pairs = []
+    for row, probabilities in zip(predicted.rows, scores, strict=True):
+        if row.get(column.name) is not None and probabilities:
+            pairs.append((row, probabilities))
     return tuple(find_issues(pairs, column.name, labels))
 
 
@@ -77,6 +82,7 @@ def weak_folds_note(run: Run) -> str | None:
     if column is None:
         return None
     labels = [row[column.name] for row in run.predicted[0].rows if row.get(column.name) is not None]
+    # A model that always predicts the most frequent label has its share as accuracy.
     majority, count = Counter(labels).most_common(1)[0]
     share = count / len(labels)
     folds = run.folds.runs
@@ -93,13 +99,23 @@ def weak_folds_note(run: Run) -> str | None:
 def find_issues(
     pairs: Sequence[tuple[Row, Mapping[str, float]]], column: str, labels: Sequence[str]
 ) -> list[LabelIssue]:
-    """Returns the label issues of rows with a label in ``column`` and probabilities."""
+    """Returns the label issues among rows.
+
+    Args:
+        pairs: Each row with the probabilities of its labels, which sum to about 1.
+        column: The column that holds the label of each row.
+        labels: The labels of the task, of which the rows may lack some.
+    """
     from cleanlab.filter import find_label_issues
 
+    # cleanlab numbers the classes from 0. Labels that no row has are left out.
     present = [label for label in labels if any(row[column] == label for row, _ in pairs)]
     index = {label: number for number, label in enumerate(present)}
-    classes = np.array([index[row[column]] for row, _ in pairs])
-    scores = np.array([[shares[label] for label in present] for _, shares in pairs], dtype=np.float64)  # [rows, labels]
+    classes = np.array([index[row[column]] for row, _ in pairs])  # [rows]
+    probabilities = []
+    for _, of_labels in pairs:
+        probabilities.append([of_labels[label] for label in present])
+    scores = np.array(probabilities, dtype=np.float64)  # [rows, labels]
     scores /= scores.sum(axis=1, keepdims=True)  # corrects float32 rounding and labels that no row has
     rows = find_label_issues(
         classes, scores, filter_by="confident_learning", return_indices_ranked_by="self_confidence", n_jobs=1
@@ -119,7 +135,20 @@ def find_issues(
 
 
 def issue_cells(issue: LabelIssue, cells: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a row of the file to correct. ``cells`` are the row's columns."""
+    """Returns a row of the file to correct, whose column ``label`` is last, with the suggestion.
+
+    Args:
+        issue: The issue of the row.
+        cells: The columns of the row in its file.
+    """
     reserved = ("line", "set", *ISSUE_COLUMNS)
-    others = {f"input.{name}" if name in reserved else name: cells[name] for name in cells if name != "label"}
-    return {"line": issue.row.get("line"), **others, **{name: getattr(issue, name) for name in ISSUE_COLUMNS}}
+    corrected = {"line": issue.row.get("line")}
+    for name, cell in cells.items():
+        if name == "label":
+            continue
+        if name in reserved:
+            name = f"input.{name}"
+        corrected[name] = cell
+    for name in ISSUE_COLUMNS:
+        corrected[name] = getattr(issue, name)
+    return corrected

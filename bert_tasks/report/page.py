@@ -1,6 +1,7 @@
 """The HTML of a report, from templates that escape all values.
 
-Owns the order of the page and the format of numbers. The templates and the style sheet are in ``templates/``.
+This module owns what a page holds at most, the order of its parts and the format of its numbers. The templates and the
+style sheet are in ``templates/``.
 """
 
 import math
@@ -50,24 +51,36 @@ def run_page(
         on_file: The results of its model on a labelled file.
         issues: Rows whose label is probably wrong, if they were looked for.
     """
-    # The table of the folds has all metrics.
-    items, half = [] if run.folds is not None else list(overall_metrics(run).items()), _MOST_METRICS // 2
-    recorded = items if len(items) <= _MOST_METRICS else items[:half] + items[-half:]  # both ends hold overall ones
-    model = run.metadata.settings.get("model.name")
-    subtitle = [run.metadata.task, *([] if model is None else [f"from {model}"])]
-    subtitle += [] if run.folds is not None else [f"{run.metadata.rows:,} training rows"]
-    role = "validation" if run.folds is None else "held-out"
-    subtitle += [f"{each.rows:,} {role} {each.sections.unit} {name}".rstrip() for name, each in results.items()]
-    share = len(results) + (on_file is not None)
-    sets = [_set_section(run, name, each, share) for name, each in results.items()]
+    items: list[tuple[str, float | None]] = []
+    if run.folds is None:  # the table of the folds has all metrics already
+        items = list(overall_metrics(run).items())
+    recorded = items
+    if len(items) > _MOST_METRICS:
+        half = _MOST_METRICS // 2
+        recorded = items[:half] + items[-half:]  # both ends hold overall ones
+    share = len(results) + (on_file is not None)  # the number of data sets, which share what a page may hold
+    sets = [_set_section(run, name, results_on_set, share) for name, results_on_set in results.items()]
+    if on_file is not None:
+        sets.append(_file_section(on_file, share))
+    issue_rows = None
+    issue_count = 0
+    if issues is not None:
+        issue_count = len(issues)
+        issue_rows = [(issue, _issue_texts(run, issue)) for issue in issues[:_MOST_ISSUES]]
+    fold_rows: list[tuple[str, list[str]]] = []
+    if run.folds is not None:
+        fold_rows = _fold_rows(run.folds)
+    recipe = None
+    if run.recipe is not None:
+        recipe = escape(run.recipe[:_MOST_RECIPE])  # markup is not cut again to the limit of other texts
     return (
         page_environment()
         .get_template("run.html")
         .render(
             title=f"{run.name} · bert-tasks report",
             run=run,
-            subtitle=subtitle,
-            sets=sets if on_file is None else [*sets, _file_section(on_file, share)],
+            subtitle=_subtitle(run, results),
+            sets=sets,
             is_whole=share == 1,
             curves=[chart for chart in (charts.loss_chart(run), charts.metric_chart(run)) if chart is not None],
             evaluations=run.evaluations[-_MOST_EVALUATIONS:],
@@ -76,34 +89,58 @@ def run_page(
             recorded=[(cut(name, _MOST_NAME), value) for name, value in recorded],
             unrecorded=len(items) - len(recorded),
             folds=run.folds,
-            fold_rows=[] if run.folds is None else _fold_rows(run.folds),
-            issues=None if issues is None else [(issue, _issue_texts(run, issue)) for issue in issues[:_MOST_ISSUES]],
-            issue_count=0 if issues is None else len(issues),
+            fold_rows=fold_rows,
+            issues=issue_rows,
+            issue_count=issue_count,
             properties=_properties(run),
-            recipe=None if run.recipe is None else escape(run.recipe[:_MOST_RECIPE]),
+            recipe=recipe,
         )
     )
 
 
+def _subtitle(run: Run, results: Mapping[str, Results]) -> list[str]:
+    """Returns the task, the model and the numbers of rows, which stand below the title."""
+    parts = [run.metadata.task]
+    model = run.metadata.settings.get("model.name")
+    if model is not None:
+        parts.append(f"from {model}")
+    role = "held-out"
+    if run.folds is None:
+        role = "validation"
+        parts.append(f"{run.metadata.rows:,} training rows")
+    for name, results_on_set in results.items():
+        parts.append(f"{results_on_set.rows:,} {role} {results_on_set.sections.unit} {name}".rstrip())
+    return parts
+
+
 def _fold_rows(folds: FoldsRecord) -> list[tuple[str, list[str]]]:
-    """Returns each metric's name, total, mean, standard deviation and fold values."""
+    """Returns the name of each metric, with its value over all folds, mean, standard deviation and value in each."""
     rows = []
     for name, metric in folds.metrics.items():
         values = [metric.out_of_fold, *(fold.metrics.get(name) for fold in folds.runs)]
         numbers = [value for value in values if value is not None and math.isfinite(value)]
+        # The records have counts as floats. ``number`` shows an int without decimals.
         is_count = any(value > 1 for value in numbers) and all(value == int(value) for value in numbers)
-        if is_count:
-            values = [int(value) if value in numbers else None for value in values]
-        overall, *each = map(number, values)
-        rows.append((cut(name, _MOST_NAME), [overall, number(metric.mean), number(metric.std), *each]))
+        cells = []
+        for value in values:
+            if is_count and value in numbers:
+                value = int(value)
+            elif is_count:
+                value = None
+            cells.append(number(value))
+        overall, *of_folds = cells
+        rows.append((cut(name, _MOST_NAME), [overall, number(metric.mean), number(metric.std), *of_folds]))
     return rows
 
 
 def _issue_texts(run: Run, issue: LabelIssue) -> list[str]:
     """Returns the texts of a row, in the order of the task's columns."""
-    columns = run.predicted[0].task.columns
-    values = [(column.type, issue.row.get(column.name)) for column in columns]
-    return [text for column_type, value in values if value is not None for text in column_type.texts(value)]
+    texts: list[str] = []
+    for column in run.predicted[0].task.columns:
+        value = issue.row.get(column.name)
+        if value is not None:
+            texts += column.type.texts(value)
+    return texts
 
 
 def comparison_page(
@@ -116,16 +153,30 @@ def comparison_page(
         results: The results of each run, by validation set.
         comparisons: A comparison for each validation set.
     """
-    names = list(dict.fromkeys(name for run in runs for name in drawn_metrics(run)))
-    losses = [key for key in (metric_key(name, LOSS) for name in runs[0].sets) if key in runs[0].metrics]
+    drawn: dict[str, None] = {}
+    for run in runs:
+        drawn |= dict.fromkeys(drawn_metrics(run))
+    names = list(drawn)
+    loss_keys = [metric_key(name, LOSS) for name in runs[0].sets]
+    losses = [key for key in loss_keys if key in runs[0].metrics]
     curves = [charts.runs_chart(runs, key) for key in [*losses[:1], *names[:1]]]
     properties = [dict(_properties(run)) for run in runs]
-    rows = {
-        name: [entries.get(name, _NOTHING) for entries in properties]
-        for name in dict.fromkeys(name for entries in properties for name in entries)
-    }
-    shared = [name for name in results[0] if all(name in each for each in results)]
-    tables = [_f1_table(name, [each[name] for each in results], len(runs) * len(shared)) for name in shared]
+    property_names: dict[str, None] = {}
+    for entries in properties:
+        property_names |= dict.fromkeys(entries)
+    same = []
+    different = []
+    for name in property_names:
+        values = [entries.get(name, _NOTHING) for entries in properties]
+        if len(set(values)) == 1:
+            same.append((name, values[0]))
+        else:
+            different.append((name, values))
+    shared = [name for name in results[0] if all(name in results_of_run for results_of_run in results)]
+    tables = []
+    for name in shared:
+        results_on_set = [results_of_run[name] for results_of_run in results]
+        tables.append(_f1_table(name, results_on_set, len(runs) * len(shared)))
     return (
         page_environment()
         .get_template("comparison.html")
@@ -135,8 +186,8 @@ def comparison_page(
             comparisons=comparisons,
             curves=[chart for chart in curves if chart is not None],
             metrics=[(name, display_name(name, runs[0].sets)) for name in [*names, *losses]],
-            same=[(name, values[0]) for name, values in rows.items() if len(set(values)) == 1],
-            different=[(name, values) for name, values in rows.items() if len(set(values)) > 1],
+            same=same,
+            different=different,
             tables=tables,
         )
     )
@@ -144,29 +195,44 @@ def comparison_page(
 
 def _f1_table(name: str, results: Sequence[Results], share: int) -> dict[str, Any]:
     """Returns the F1 of the most frequent labels in every run."""
-    scores = [{row.name: row.scores["f1"] for row in each.table} for each in results]
-    rows = [
-        (row.name, row.count, [each.get(row.name, Estimate(value=None)) for each in scores])
-        for row in _most_frequent(results[0].table, share)
-    ]
+    scores_of_runs = []
+    for results_of_run in results:
+        scores_of_runs.append({row.name: row.scores["f1"] for row in results_of_run.table})
+    rows = []
+    for row in _most_frequent(results[0].table, share):
+        # A label that another run does not have has no value there.
+        scores = [scores_of_run.get(row.name, Estimate(value=None)) for scores_of_run in scores_of_runs]
+        rows.append((row.name, row.count, scores))
     return {"name": name, "word": results[0].sections.label_word, "rows": rows}
 
 
 def _most_frequent(table: Sequence[ScoreRow], share: int) -> list[ScoreRow]:
     """Returns the rows of the most frequent labels, in the order of the table."""
+    # A task may have thousands of labels. Those that are not shown are counted below the table.
     most = max(1, _MOST_LABELS // share)
     frequent = {row.name for row in sorted(table, key=lambda row: -row.count)[:most]}
     return [row for row in table if row.name in frequent]
 
 
 def _set_section(run: Run, name: str, results: Results, share: int) -> dict[str, Any]:
-    """Returns a validation set with its title, results, charts and notes."""
+    """Returns a validation set with its title, results, charts and notes.
+
+    Args:
+        run: The run.
+        name: The name of the validation set.
+        results: The results on it.
+        share: The number of data sets on the page.
+    """
     best_set, best = run.best_metric
     headline = dict(results.headline)
     if best_set == name and best not in results.estimates and run.summary is not None:
+        # The loss, for example, is no formula of sums over rows, so it has a value but no interval.
         headline = {best: Estimate(value=run.metrics.get(metric_key(best_set, best))), **headline}
     tries = len(run.evaluations)
-    reasons = [f"the best of {tries:,} checkpoints was chosen"] if best_set == name and tries > 1 else []
+    # What was chosen or fitted on these rows makes their scores better than those of new rows.
+    reasons = []
+    if best_set == name and tries > 1:
+        reasons.append(f"the best of {tries:,} checkpoints was chosen")
     if untuned(run.metadata.metrics.primary) in run.metrics_of(name):
         reasons.append("thresholds were tuned")
     if results.sections.uncalibrated is not None:
@@ -175,9 +241,12 @@ def _set_section(run: Run, name: str, results: Results, share: int) -> dict[str,
     if caution:
         caution = f"{title_case(caution)} on this data, so expect worse scores on new data. The intervals ignore this."
     unit = results.sections.unit
-    fitted_on = f"on these {unit}" if name == run.sets[0] else f"on the {unit} of {run.sets[0]}"
     if run.folds is not None:
         fitted_on = "on the validation rows of each fold's run"
+    elif name == run.sets[0]:
+        fitted_on = f"on these {unit}"
+    else:
+        fitted_on = f"on the {unit} of {run.sets[0]}"
     return {
         "title": f"Results on {name}" if name else "Results",
         "of": f" of {name}" if name else "",
@@ -191,7 +260,8 @@ def _set_section(run: Run, name: str, results: Results, share: int) -> dict[str,
 
 def _file_section(on_file: FileResults, share: int) -> dict[str, Any]:
     """Returns the section of a file with the scores by the file's columns."""
-    name, results = cut(Path(on_file.source).name, _MOST_NAME), on_file.results
+    name = cut(Path(on_file.source).name, _MOST_NAME)
+    results = on_file.results
     content: dict[str, Any] = {"results": None, "headline": {}, "charts": (), "is_perfect": False}
     if results is not None:
         content = {**_result_content(results, "on the validation rows", share), "headline": results.headline}
@@ -206,8 +276,9 @@ def _file_section(on_file: FileResults, share: int) -> dict[str, Any]:
 
 
 def _result_content(results: Results, fitted_on: str, share: int) -> dict[str, Any]:
-    """Returns results and charts. ``fitted_on`` names the rows of fitted values."""
-    sections, table = results.sections, _most_frequent(results.table, share)
+    """Returns results and charts, cut to what the page may hold. ``fitted_on`` names the rows of fitted values."""
+    sections = results.sections
+    table = _most_frequent(results.table, share)
     examples = sections.examples
     if examples is not None:
         items = examples.items[: max(1, MOST_EXAMPLES // share)]
@@ -221,10 +292,11 @@ def _result_content(results: Results, fitted_on: str, share: int) -> dict[str, A
             fitted_on=fitted_on,
         )
         drawn.append(chart)
-    drawn += [
-        replace(chart, note=f"{chart.note}. It was chosen {fitted_on}.") if chart.is_fitted else chart
-        for chart in sections.charts
-    ]
+    for chart in sections.charts:
+        if chart.is_fitted:
+            chart = replace(chart, note=f"{chart.note}. It was chosen {fitted_on}.")
+        drawn.append(chart)
+    # A page without examples of mistakes says whether there are none.
     is_perfect = bool(sections.results) and all(row.is_correct for row in sections.results)
     left_out = results.left_out + len(results.table) - len(table)
     return {
@@ -239,10 +311,9 @@ def page_environment() -> Environment:
     """Returns the functions and the settings of the pages' templates."""
     environment = Environment(
         loader=PackageLoader("bert_tasks.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        # Texts are cut to what a page can hold, but markup stays whole.
-        finalize=lambda value: cut(value, _MOST_TEXT) if type(value) is str else value,
+        autoescape=True,  # texts of rows and names of labels may hold HTML
+        undefined=StrictUndefined,  # a misspelt name is an error and not an empty text
+        finalize=_shortened,
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -267,21 +338,31 @@ def page_environment() -> Environment:
     return environment
 
 
+def _shortened(value: Any) -> Any:
+    """Cuts a text to what a page can hold. Markup stays whole, because a cut might leave a tag open."""
+    # ``Markup`` is a subclass of str, so isinstance would find it, too.
+    if type(value) is str:
+        return cut(value, _MOST_TEXT)
+    return value
+
+
 def number(value: float | None, percent: bool | None = None) -> str:
     """Formats with one decimal on a scale of 0 to 100, and three on a scale of 0 to 1.
 
     The value decides the scale if it is not set. A whole number without a scale is a count, and has no decimals.
     """
-    if value is None or value != value:
+    if value is None or value != value:  # NaN differs from itself
         return _NOTHING
     if percent is None and isinstance(value, int):
         return f"{value:,}".replace("-", "\N{MINUS SIGN}")
-    is_large = abs(value) >= 2 if percent is None else percent
-    return f"{value:,.{1 if is_large else 3}f}".replace("-", "\N{MINUS SIGN}")
+    if percent is None:
+        percent = abs(value) >= 2
+    decimals = 1 if percent else 3
+    return f"{value:,.{decimals}f}".replace("-", "\N{MINUS SIGN}")
 
 
 def signed(value: float) -> str:
-    """Formats a contribution with a sign, and three decimals or two digits."""
+    """Formats a contribution with a sign and three decimals, or with two digits if it is small."""
     text = f"{value:+.3f}" if abs(value) >= 0.01 else f"{value:+.2g}"
     return text.replace("-", "\N{MINUS SIGN}")
 
@@ -295,34 +376,55 @@ def p_value(value: float | None) -> str:
     """Formats a p-value with three decimals, or a dash if there is none."""
     if value is None:
         return _NOTHING
-    return "< 0.001" if value < 0.001 else f"{value:.3f}"
+    if value < 0.001:
+        return "< 0.001"
+    return f"{value:.3f}"
 
 
 def _properties(run: Run) -> list[tuple[str, str]]:
-    """Names and values of what was run."""
-    metadata, settings, summary = run.metadata, run.metadata.settings, run.summary
-    facts = [("task", metadata.task), ("model", settings.get("model.name"))]
-    facts += [(f"{name} rows from", split.source) for name, split in metadata.data.items()]
-    facts += [(f"{name} fingerprint", split.fingerprint[:12]) for name, split in metadata.data.items()]
+    """Returns the names and values of what was run, without those that are not set."""
+    metadata = run.metadata
+    settings = metadata.settings
+    summary = run.summary
+    properties = [("task", metadata.task), ("model", settings.get("model.name"))]
+    properties += [(f"{name} rows from", split.source) for name, split in metadata.data.items()]
+    properties += [(f"{name} fingerprint", split.fingerprint[:12]) for name, split in metadata.data.items()]
     if run.folds is not None:
-        facts += [("folds", run.folds.summary), ("models", f"one per fold, {run.folder}/fold-N (first one below)")]
-    facts += [("training rows", f"{metadata.rows:,}"), ("steps", f"{metadata.steps:,}")]
+        properties.append(("folds", run.folds.summary))
+        properties.append(("models", f"one per fold, {run.folder}/fold-N (first one below)"))
+    properties += [("training rows", f"{metadata.rows:,}"), ("steps", f"{metadata.steps:,}")]
     if summary is not None:
-        minutes, seconds = divmod(round(summary.train_seconds), 60)
-        hours, minutes = divmod(minutes, 60)
-        time = f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
-        facts += [("best model after step", f"{summary.best_step:,}"), ("training time", time)]
-        facts += [("stopped early", "yes" if summary.stopped_early else "no")]
+        stopped_early = "yes" if summary.stopped_early else "no"
+        properties.append(("best model after step", f"{summary.best_step:,}"))
+        properties.append(("training time", _duration(summary.train_seconds)))
+        properties.append(("stopped early", stopped_early))
     for event in run.events:
         if event.event == "agreement":
-            shares = [f"{share:.1%}{f' on {name}' if name else ''}" for name, share in event.agreement.items()]
-            facts += [("predictions as the teacher's", ", ".join(shares))]
+            shares = []
+            for name, share in event.agreement.items():
+                on_set = f" on {name}" if name else ""
+                shares.append(f"{share:.1%}{on_set}")
+            properties.append(("predictions as the teacher's", ", ".join(shares)))
+    # A limit of steps decides how long a run is, and the number of epochs then says nothing.
     in_steps = settings.get("optim.max_steps") is not None
-    facts += [(name, settings.get(key)) for name, key in _SETTINGS if not (in_steps and key == "optim.epochs")]
-    facts += [("seed", metadata.seed), ("processes", f"{metadata.processes} x {metadata.device}")]
-    facts += [("attention", metadata.attention), ("machine", metadata.platform)]
-    facts += [("python", metadata.python), *metadata.versions.items()]
-    return [(name, str(value)) for name, value in facts if value is not None]
+    for name, key in _SETTINGS:
+        if not (in_steps and key == "optim.epochs"):
+            properties.append((name, settings.get(key)))
+    properties += [("seed", metadata.seed), ("processes", f"{metadata.processes} x {metadata.device}")]
+    properties += [("attention", metadata.attention), ("machine", metadata.platform)]
+    properties += [("python", metadata.python), *metadata.versions.items()]
+    return [(name, str(value)) for name, value in properties if value is not None]
+
+
+def _duration(seconds: float) -> str:
+    """Returns a time in its two largest units."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes_of_hour = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes_of_hour} min"
+    if minutes:
+        return f"{minutes} min {rest} s"
+    return f"{rest} s"
 
 
 _SETTINGS = (

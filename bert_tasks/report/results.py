@@ -1,4 +1,8 @@
-"""A task's figures with their intervals on a data set, on a file and on slices."""
+"""A task's figures with their intervals on a data set, on a file and on slices.
+
+A slice is the rows with one value of a column, such as one language or one source of texts. Scores of slices show where
+a model is worse than its overall score says.
+"""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -27,8 +31,10 @@ from bert_tasks.training import files as outputs
 
 MOST_VALUES = 20  # values of a column that have a row of their own
 EMPTY = "(empty)"
-FEW_ROWS = 30  # below which a page warns of the scores of a slice
+FEW_ROWS = 30  # a page warns of the scores of a slice with fewer rows
 _INTERNAL = (RECORD, FOLD_GROUP, "line")  # the fields of a row that are no columns
+# ``f1\0complaint`` is the estimate of a score of one label. The name of no other metric has this character.
+_OF_LABEL = "\0"
 
 Scores = Mapping[str, Estimate]
 
@@ -39,7 +45,8 @@ class ScoreRow:
 
     Attributes:
         name: The label (or entity type, or tag), the kind, or the value.
-        count: Number of rows. For a label, its number of occurrences in the labels.
+        scores: The estimate of each score, by the name of the score.
+        count: The number of rows. For a label, the number of its occurrences in the labels.
     """
 
     name: str
@@ -49,7 +56,16 @@ class ScoreRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
-    """The results of one data set in a report."""
+    """The results of one data set in a report.
+
+    Attributes:
+        sections: What the task's output reports, with examples and charts.
+        estimates: Each metric with its interval. Those of single labels have the label in their name.
+        table: The scores of each label that occurs in the rows.
+        left_out: The number of labels that the table does not have.
+        groups: The scores of each kind of row, such as questions with and without an answer.
+        slices: The scores by the values of columns, if they were asked for.
+    """
 
     sections: ReportSections
     estimates: Scores
@@ -60,30 +76,31 @@ class Results:
 
     @classmethod
     def of(cls, sections: ReportSections, *, first: str = "") -> "Results":
-        """Adds intervals.
+        """Computes the intervals of what a task reports, which takes up to a few seconds for many rows.
 
         Args:
-            sections: of the task.
-            first: the metric to show first, if it is one of the measure's.
+            sections: The report sections of the task.
+            first: The metric to show first, if it is one of the measure's.
         """
-        estimates, support = bootstrap(sections.measure), sections.measure.support()
+        estimates = bootstrap(sections.measure)
+        support = sections.measure.support()
         if first in estimates:
             sections = replace(sections, headline=tuple(dict.fromkeys([first, *sections.headline])))
-        table = tuple(
-            ScoreRow(
-                name=label,
-                scores={score: estimates[f"{score}\0{label}"] for score in CLASS_SCORES},
-                count=support[label],
-            )
-            for label in sections.labels
-            if label in support
+        table = []
+        for label in sections.labels:
+            if label in support:
+                scores = {score: estimates[f"{score}{_OF_LABEL}{label}"] for score in CLASS_SCORES}
+                table.append(ScoreRow(name=label, scores=scores, count=support[label]))
+        groups = []
+        for name, measure in sections.groups.items():
+            groups.append(ScoreRow(name=name, scores=bootstrap(measure), count=measure.statistics.rows))
+        return cls(
+            sections=sections,
+            estimates=estimates,
+            table=tuple(table),
+            left_out=len(sections.labels) - len(table),
+            groups=tuple(groups),
         )
-        groups = tuple(
-            ScoreRow(name=name, scores=bootstrap(measure), count=measure.statistics.rows)
-            for name, measure in sections.groups.items()
-        )
-        left_out = len(sections.labels) - len(table)
-        return cls(sections=sections, estimates=estimates, table=table, left_out=left_out, groups=groups)
 
     @property
     def headline(self) -> Scores:
@@ -105,43 +122,54 @@ class Results:
     def to_json(self) -> dict[str, Any]:
         """Returns the figures, without the texts."""
         sections = self.sections
-        optional = {
+        optional: dict[str, Any] = {
             "table": [{"label": row.name, **_plain(row.scores), "support": row.count} for row in self.table],
             "groups": [{"name": row.name, **_plain(row.scores), "count": row.count} for row in self.groups],
-            "confusion": None if sections.confusion is None else asdict(sections.confusion),
-            "calibration": None if sections.calibration is None else asdict(sections.calibration),
-            "uncalibrated": None if sections.uncalibrated is None else asdict(sections.uncalibrated),
-            "by": [table.to_json() for table in self.slices],
-            **sections.figures,
         }
+        if sections.confusion is not None:
+            optional["confusion"] = asdict(sections.confusion)
+        if sections.calibration is not None:
+            optional["calibration"] = asdict(sections.calibration)
+        if sections.uncalibrated is not None:
+            optional["uncalibrated"] = asdict(sections.uncalibrated)
+        optional["by"] = [table.to_json() for table in self.slices]
+        optional |= sections.figures
+        # The scores of single labels are in the table already.
+        overall = {name: estimate for name, estimate in self.estimates.items() if _OF_LABEL not in name}
         return {
             "rows": self.rows,
             "unit": sections.unit,
             "mistakes": sum(not result.is_correct for result in sections.results),
             **{name: value for name, value in optional.items() if value},
-            "estimates": _plain({name: estimate for name, estimate in self.estimates.items() if "\0" not in name}),
+            "estimates": _plain(overall),
         }
 
 
 def results_of(
     task: Task, predictions: Sequence[Prediction], rows: Sequence[Row], *, first: str = ""
 ) -> Results | None:
-    """Returns the results of a task with report sections (``Results.of``)."""
+    """Returns the results of predictions (``Results.of``), or None for a task without report sections."""
     sections = task.output.report(predictions, rows, task.texts)
-    return None if sections is None else Results.of(sections, first=first)
+    if sections is None:
+        return None
+    return Results.of(sections, first=first)
 
 
 def _plain(scores: Scores) -> dict[str, Any]:
+    """Returns the scores as plain values for JSON."""
     return {name: asdict(score) for name, score in scores.items()}
 
 
 def score_table(word: str, rows: Sequence[ScoreRow], overall: Mapping[str, float]) -> MetricTable:
     """Returns the values without intervals. ``word`` is the header of the rows."""
-    class_rows = tuple(
-        ClassRow(name=row.name, scores=tuple(score.value for score in row.scores.values()), support=row.count)
-        for row in rows
-    )
-    return MetricTable(overall=overall, word=word, columns=tuple(rows[0].scores) if rows else (), rows=class_rows)
+    columns: tuple[str, ...] = ()
+    if rows:
+        columns = tuple(rows[0].scores)
+    class_rows = []
+    for row in rows:
+        values = tuple(score.value for score in row.scores.values())
+        class_rows.append(ClassRow(name=row.name, scores=values, support=row.count))
+    return MetricTable(overall=overall, word=word, columns=columns, rows=tuple(class_rows))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,8 +177,9 @@ class Slices(Result):
     """The scores of the rows with each value of a column, the most frequent first.
 
     Attributes:
-        slices: A row for each value. The last may stand for all values that have no row of their own.
-        others: Number of values that the last slice stands for. 0 if each value has its own slice.
+        column: The column of the file, or of the task.
+        slices: A row for each value. The last one may stand for all values that have no row of their own.
+        others: The number of values that the last slice stands for. It is 0 if each value has its own slice.
     """
 
     column: str
@@ -159,7 +188,7 @@ class Slices(Result):
 
     @property
     def warning(self) -> str:
-        """Warns of slices with too few rows for a reliable score. Empty without any."""
+        """A warning about slices with too few rows for a reliable score. It is empty if there are none."""
         few = [f"{row.name} ({row.count})" for row in self.slices if row.count < FEW_ROWS]
         if not few:
             return ""
@@ -171,9 +200,11 @@ class Slices(Result):
         return {"column": self.column, "values": values, "others": self.others}
 
     def lines(self) -> list[str]:
-        """Returns a table for people."""
-        warning = [f"{self.column}: {self.warning}"] if self.warning else []
-        return [*score_table(self.column, self.slices, {}).class_lines("rows"), *warning, ""]
+        """Returns the lines for a terminal, of which the last one is empty."""
+        lines = [*score_table(self.column, self.slices, {}).class_lines("rows")]
+        if self.warning:
+            lines.append(f"{self.column}: {self.warning}")
+        return [*lines, ""]
 
 
 def slices_of(
@@ -192,15 +223,23 @@ def slices_of(
         UsageError: No row has such a column.
     """
     labels = [column.name for column in task.columns if column.is_label]
-    labelled = [i for i, row in enumerate(rows) if not labels or any(row.get(name) is not None for name in labels)]
-    predictions, rows = [predictions[i] for i in labelled], [rows[i] for i in labelled]
+    labelled_rows: list[Row] = []
+    labelled_predictions: list[Prediction] = []
+    for row, prediction in zip(rows, predictions, strict=True):
+        # A task whose labels are made from the texts, such as masked tokens, has no column of labels.
+        if not labels or any(row.get(name) is not None for name in labels):
+            labelled_rows.append(row)
+            labelled_predictions.append(prediction)
 
     def scores(indices: Sequence[int]) -> Scores:
-        results = results_of(task, [predictions[i] for i in indices], [rows[i] for i in indices])
-        estimates = {} if results is None else results.estimates
+        slice_predictions = [labelled_predictions[index] for index in indices]
+        results = results_of(task, slice_predictions, [labelled_rows[index] for index in indices])
+        estimates: Scores = {}
+        if results is not None:
+            estimates = results.estimates
         return {name: estimates[name] for name in names}
 
-    return _sliced(rows, columns, scores)
+    return _sliced(labelled_rows, columns, scores)
 
 
 def slices_of_heads(
@@ -217,6 +256,7 @@ def slices_of_heads(
     Raises:
         UsageError: No row has such a column.
     """
+    # The metric of several tasks is a mean over them, which has no formula of sums over rows and so no interval.
     metric = primary_metric(tasks)
     read: dict[str, list[Row]] = {}  # the labelled rows of each head
     places: dict[str, dict[int, int]] = {}  # the number of a row -> its place among these
@@ -231,7 +271,9 @@ def slices_of_heads(
             if chosen:
                 predictions = [score.predictions[place] for place in chosen]
                 metrics[name] = score.task.output.metrics(predictions, [read[name][place] for place in chosen])
-        joined = joined_metrics(metrics, tasks) if metrics else {}
+        joined: Mapping[str, float] = {}
+        if metrics:  # none of these rows may have labels
+            joined = joined_metrics(metrics, tasks)
         return {metric: Estimate(value=joined.get(metric))}
 
     return _sliced(rows, columns, scores)
@@ -244,10 +286,10 @@ def _sliced(
     slices = []
     for column in dict.fromkeys(columns):
         groups, others = group_rows(column, rows)
-        score_rows = tuple(
-            ScoreRow(name=value, scores=scores(indices), count=len(indices)) for value, indices in groups.items()
-        )
-        slices.append(Slices(column=column, slices=score_rows, others=others))
+        score_rows = []
+        for value, indices in groups.items():
+            score_rows.append(ScoreRow(name=value, scores=scores(indices), count=len(indices)))
+        slices.append(Slices(column=column, slices=tuple(score_rows), others=others))
     return tuple(slices)
 
 
@@ -255,14 +297,19 @@ def group_rows(column: str, rows: Sequence[Row]) -> tuple[dict[str, list[int]], 
     """Groups rows by the values of a column, the most frequent value first.
 
     Returns:
-        Value -> the indices of its rows, and for how many values the last group stands (0 if it is one value's).
+        The indices of the rows of each value, and the number of values that the last group stands for. This number is
+        0 if the last group has a single value, too.
 
     Raises:
-        UsageError: if no row has the column.
+        UsageError: No row has the column.
     """
+    # The columns of the file come first, because users name what they see in it.
     cells: Sequence[Mapping[str, Any]] = [file_cells(row) for row in rows]
-    if not any(column in row for row in cells):  # a column of the task that has another name in the file
-        names = dict.fromkeys(name for row in [*cells, *rows] for name in row if name not in _INTERNAL)
+    if not any(column in row for row in cells):
+        # It may be a column of the task that has another name in the file.
+        names: dict[str, None] = {}
+        for row in [*cells, *rows]:
+            names |= dict.fromkeys(name for name in row if name not in _INTERNAL)
         if column not in names:
             raise UsageError(
                 f"--by {column}: no row has this column. The columns are {', '.join(map(repr, names))}"
@@ -271,17 +318,27 @@ def group_rows(column: str, rows: Sequence[Row]) -> tuple[dict[str, list[int]], 
         cells = rows
     groups: dict[str, list[int]] = {}
     for index, row in enumerate(cells):
-        value = EMPTY if row.get(column) in (None, "") else row[column]
-        groups.setdefault(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False), []).append(index)
+        value = row.get(column)
+        if value in (None, ""):
+            value = EMPTY
+        elif not isinstance(value, str):
+            value = json.dumps(value, ensure_ascii=False)  # a list, for example, cannot be a key
+        groups.setdefault(value, []).append(index)
+    # Sorting is stable, so that equally frequent values stay in the order of the file.
     ordered = sorted(groups.items(), key=lambda item: -len(item[1]))
     if len(ordered) <= MOST_VALUES:
         return dict(ordered), 0
-    shown, rest = ordered[: MOST_VALUES - 1], ordered[MOST_VALUES - 1 :]
-    return {**dict(shown), counted(len(rest), "other"): sorted(i for _, indices in rest for i in indices)}, len(rest)
+    shown = dict(ordered[: MOST_VALUES - 1])
+    rest = ordered[MOST_VALUES - 1 :]
+    others: list[int] = []
+    for _, indices in rest:
+        others += indices
+    shown[counted(len(rest), "other")] = sorted(others)
+    return shown, len(rest)
 
 
 def file_cells(row: Row) -> Mapping[str, Any]:
-    """Returns the file's columns of a row, or the task's columns without them."""
+    """Returns the file's columns of a row. A row that was read without them has the columns of the task."""
     kept = row.get(RECORD)
     if kept is None:
         return {name: value for name, value in row.items() if name not in _INTERNAL and value is not None}
@@ -294,11 +351,12 @@ class FileResults(Result):
     """The results of a model on the rows of a file.
 
     Attributes:
-        metrics: over all rows and of single classes, as ``evaluate`` gives them.
-        table: the same for people.
-        results: None for a task without report sections, and for several tasks.
-        slices: the tables that were asked for.
-        label_column: the file's column that holds the labels of the only task.
+        source: The file.
+        metrics: The metrics over all rows and of single classes, as ``evaluate`` returns them.
+        table: The same metrics as a table for people.
+        results: The results with intervals. None for a task without report sections, and for several tasks.
+        slices: The scores by the values of the columns that were asked for.
+        label_column: The file's column that holds the labels of the only task.
     """
 
     source: str
@@ -310,16 +368,22 @@ class FileResults(Result):
 
     def to_json(self) -> dict[str, Any]:
         """Returns the figures, without the texts."""
+        results = None
+        if self.results is not None:
+            results = self.results.to_json()
         return {
             "source": self.source,
             "metrics": dict(self.metrics),
-            "results": None if self.results is None else self.results.to_json(),
+            "results": results,
             "by": [table.to_json() for table in self.slices],
         }
 
     def lines(self) -> list[str]:
         """Returns the lines for a terminal."""
-        return [f"on {self.source}:", *self.table.lines(), *(line for table in self.slices for line in table.lines())]
+        lines = [f"on {self.source}:", *self.table.lines()]
+        for slices in self.slices:
+            lines += slices.lines()
+        return lines
 
 
 def model_of(run: Run, purpose: str) -> AnyModel:
@@ -355,20 +419,23 @@ def results_on_file(
         run: A run with a model.
         data: A file with labels.
         by: Columns of the file, or of the task, whose values have scores of their own.
-        read_options, on_error: How the file is read. See ``evaluate``.
+        read_options, on_error: How the file is read, as for ``evaluate``.
 
     Raises:
         UsageError: There is no model yet, or no such column.
-        DataError: Rows are bad. The message lists them.
+        DataError: There are bad rows, which the message lists.
         CheckpointError: The model cannot be loaded.
     """
     model = model_of(run, f"to evaluate on {data}")
     reading = reading_for_labels(model, data, read_options)
     options = options_for_file(reading, data, model.columns, model.row_columns)
+    # All columns of the file are kept, for the slices and for the file of mistakes.
     table = labelled_table(model, data, reading=options, on_error=on_error, passthrough="all")
     evaluation = evaluate_data(model, table, reading=options)
-    rows, only = list(table), evaluation.scores.get("")
-    results, label = None, None
+    rows = list(table)
+    only = evaluation.scores.get("")  # None for a model of several tasks
+    results = None
+    label = None
     if only is not None:
         results = results_of(only.task, only.predictions, rows, first=run.best_metric[1])
         label = label_column(only.task)
@@ -376,12 +443,13 @@ def results_on_file(
         slices = slices_of_heads(model.tasks, evaluation.scores, rows, columns=by)
     else:
         slices = slices_of(only.task, only.predictions, rows, columns=by, names=list(results.headline))
-    renamed = {} if options.columns is None else options.columns
+    if label is not None and options.columns is not None:
+        label = options.columns.get(label, label)
     return FileResults(
         source=str(data),
         metrics=evaluation.metrics,
         table=metric_table(model.tasks, evaluation.metrics),
         results=results,
         slices=slices,
-        label_column=None if label is None else renamed.get(label, label),
+        label_column=label,
     )

@@ -1,4 +1,4 @@
-"""The page of a search's best values and trials."""
+"""The page about a search, which lists the best values and the trials."""
 
 from pathlib import Path
 
@@ -15,7 +15,8 @@ def search_page(folder: Path) -> str:
     Raises:
         UsageError, RecipeError, CheckpointError: Its files are missing or damaged.
     """
-    search, name = load_search(folder), folder.absolute().name
+    search = load_search(folder)
+    name = folder.absolute().name
     keys: list[str] = []
     if search.trials:
         keys = list(search.trials[0].params)
@@ -30,9 +31,7 @@ def search_page(folder: Path) -> str:
     ended = counted(len(search.trials), "trial")
     if missing:
         ended = f"{ended}, {missing} of them without a score"
-    better = "higher"
-    if search.lower_is_better:
-        better = "lower"
+    better = "lower" if search.lower_is_better else "higher"
     return (
         page_environment()
         .get_template("search.html")

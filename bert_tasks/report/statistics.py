@@ -1,7 +1,9 @@
 """Bootstrap intervals and paired permutation tests of metrics, computed by scipy from sums over rows.
 
 A metric is a formula of sums over rows (``MetricFormula``). scipy draws rows, and the formula is applied to the sums
-over the drawn rows. Everything is seeded, so that the same predictions give the same report.
+over the drawn rows, so that a replicate costs a matrix product and not another evaluation. Rows with equal summands
+form a group, and only the number of drawn rows of each group matters. Everything is seeded, so that the same
+predictions give the same report.
 
 Shape legend: S rows, G groups of equal rows, K sums, M numbers, R replicates.
 """
@@ -27,7 +29,7 @@ _MOST_CELLS = 2_000_000  # numbers in an array
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A number and its percentile interval. None if it has no interval."""
+    """A number and the ends of its percentile interval. They are None if it has no interval."""
 
     value: float | None
     low: float | None = None
@@ -35,21 +37,27 @@ class Estimate:
 
 
 class PermutationTest(NamedTuple):
-    """A p-value, and its number of draws."""
+    """A p-value, and the number of draws that it was computed from."""
 
     p: float
     draws: int
 
 
 def bootstrap(measure: MetricFormula, *, seed: int = SEED, replicates: int = REPLICATES) -> dict[str, Estimate]:
-    """Returns percentile intervals at 95 % from resampled rows (Efron 1979).
+    """Returns the numbers of a formula with percentile intervals at 95 % from resampled rows (Efron 1979).
 
     The interval of a number ignores replicates in which the number is not defined, such as a correlation of equal
-    values. A single row has no interval.
+    values. A single row has no interval. The intervals cover the chance of the rows, but not that of the training.
+
+    Args:
+        measure: The formula, with its sums over rows.
+        seed: The seed of the drawn rows.
+        replicates: The number of times that rows are drawn.
     """
     from scipy import stats  # its import takes 2 s
 
     rows = measure.statistics
+    # A single row is the only one that can be drawn, so all replicates would be equal.
     if rows.rows < 2:
         return {name: Estimate(value=value) for name, value in measure.values().items()}
 
@@ -76,7 +84,7 @@ def bootstrap(measure: MetricFormula, *, seed: int = SEED, replicates: int = REP
 
 def paired(first: MetricFormula, second: MetricFormula, name: str) -> MetricFormula:
     """Returns the formula of ``second`` minus ``first`` in one number."""
-    columns = first.statistics.columns
+    columns = first.statistics.columns  # the sums of the second model follow those of the first
 
     def gap(sums: Floats) -> Floats:
         difference = second.number(name, sums[..., columns:]) - first.number(name, sums[..., :columns])
@@ -104,11 +112,13 @@ def permutation_test(
     """
     from scipy import stats
 
-    values = [float(measure.number(name, measure.statistics.total)) for measure in (first, second)]
-    observed = abs(values[1] - values[0])
+    first_value = float(first.number(name, first.statistics.total))
+    second_value = float(second.number(name, second.statistics.total))
+    observed = abs(second_value - first_value)
     if not math.isfinite(observed):
         return None
-    tolerance = _EQUAL * max(1.0, *map(abs, values))
+    # Sums of the same numbers in another order differ in their last digits. A swap that changes nothing must count.
+    tolerance = _EQUAL * max(1.0, abs(first_value), abs(second_value))
     pair = paired(first, second, name)
     count = pair.statistics.rows
 
@@ -120,6 +130,9 @@ def permutation_test(
         gaps[np.isnan(gaps)] = math.inf  # a swap without a value is no evidence of a difference
         return gaps
 
+    # "samples" exchanges the two values of a row. The test gets numbers of rows instead of values, and the gap above
+    # looks the sums up, because the metric is no function of two values of a row. "greater" of an absolute value is
+    # two-sided.
     result: Any = stats.permutation_test(
         (np.arange(count), np.arange(count, 2 * count)),
         absolute_gap,
@@ -134,16 +147,20 @@ def permutation_test(
 
 
 def swapped_differences(pair: MetricFormula, swapped: Integers) -> Floats:
-    """Returns the ``paired`` number after ``swapped`` swaps, ``[R, G] -> [R]``."""
+    """Returns the ``paired`` number after ``swapped`` swaps in each group, ``[R, G] -> [R]``."""
     rows = pair.statistics
-    kept, moved = rows.sums(rows.sizes - swapped), rows.sums(swapped)  # [R, 2 K]
+    kept = rows.sums(rows.sizes - swapped)  # [R, 2 K]
+    moved = rows.sums(swapped)  # [R, 2 K]
+    # The first K sums are those of the first model, the others of the second. Rolling by K exchanges the two halves.
     return pair.number(pair.names[0], kept + np.roll(moved, rows.columns // 2, axis=-1))
 
 
 def _group_counts(rows: SufficientStatistics, drawn: Integers, *, chosen: Any = None) -> Integers:
     """Counts the drawn rows of each group, ``[R, S] -> [R, G]``, and of them only the ``chosen`` ones."""
     groups = rows.group_of_row[np.atleast_2d(drawn)]  # [R, S]
-    replicates, size = len(groups), len(rows.sizes)
+    replicates = len(groups)
+    size = len(rows.sizes)
+    # One call counts all replicates, because those of replicate r are numbered from r G on.
     cells = groups + size * np.arange(replicates)[:, None]
     if chosen is not None:
         cells = cells[np.atleast_2d(chosen)]
@@ -152,11 +169,12 @@ def _group_counts(rows: SufficientStatistics, drawn: Integers, *, chosen: Any = 
 
 
 def _batch_size(rows: SufficientStatistics) -> int:
-    """Returns the number of replicates whose arrays fit in memory."""
+    """Returns the number of replicates that are computed at once, so that their arrays fit in memory."""
     return max(1, _MOST_CELLS // max(rows.rows, rows.columns))
 
 
 def _estimate(value: float | None, replicates: Floats) -> Estimate:
+    """Returns a number with the percentile interval of its finite replicates."""
     finite = replicates[np.isfinite(replicates)]
     if len(finite) == 0:
         return Estimate(value=value)

@@ -42,8 +42,8 @@ def serve(
 
     Args:
         model: A folder, or a name on the hub. With adapters their base, which is served, too, if it has a trained head.
-        adapters: Name in requests -> a folder of adapters, see ``TaskModel.from_pretrained``. Weights in float32 that
-            adapters do not change are in memory once.
+        adapters: The folder of the adapters for each name that requests choose (``TaskModel.from_pretrained``).
+            Weights in float32 that adapters do not change are in memory once.
         host: The address to listen on.
         port: The port to listen on. 0 chooses a free one.
         limits: Limits of requests.
@@ -53,8 +53,8 @@ def serve(
         grace: Seconds that running requests get after the signal.
         allowed_hosts: Names that the Host header may have in addition to the names of loopback, for example
             ``*.example.org``. On another address any name is accepted by default.
-        task: ``embedding`` serves vectors of texts. For other tasks see ``inference.predict``.
-        settings, revision, dtype: See ``inference.predict``. The settings of ``embedding`` are arguments of
+        task: ``embedding`` serves vectors of texts. Other tasks are as for ``inference.predict``.
+        settings, revision, dtype: As for ``inference.predict``. The settings of ``embedding`` are arguments of
             ``Encoder.embed``.
         notify: Receives a message when the server is ready, and one when it has stopped.
 
@@ -71,15 +71,18 @@ def serve(
         raise UsageError(f"max_wait is {max_wait} s, expected 0 to 60")
     if not grace > 0:
         raise UsageError(f"grace is {grace} s, expected more than 0. Set inf to wait for every running request")
-    from bert_tasks.serving.server import host_names, load_served, run_server  # which needs the serve extra
+    from bert_tasks.serving.server import host_names, load_served, run_server  # it needs the serve extra
 
+    # The address is taken before the model is loaded, so that one in use is found at once.
     with bound_listener(host, port) as listener:
+        if limits is None:
+            limits = Limits()
         serving = run_server(
             "/".join(Path(model).parts[-2:]),  # the page need not show where a folder is
             partial(load_served, model, adapters, task=task, settings=settings, revision=revision, dtype=dtype),
             listener,
             hosts=host_names(host, listener.getsockname()[0], allowed_hosts),
-            limits=Limits() if limits is None else limits,
+            limits=limits,
             batch_tokens=batch_tokens,
             max_wait=max_wait,
             grace=grace,

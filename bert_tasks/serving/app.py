@@ -77,7 +77,7 @@ from bert_tasks.tasks.several import task_name
 from bert_tasks.tasks.zero_shot import zero_shot_task
 
 T = TypeVar("T")
-Served = Mapping[str, tuple[AnyModel, Batcher]]  # by the name of the adapter, "" for the base
+Served = Mapping[str, tuple[AnyModel, Batcher]]  # by the name of the adapter, which is "" for the base
 _LOADING = "The model is being loaded."
 _LARGE_BODY = 2**16  # bytes, because parsing a larger body would block the event loop for too long
 
@@ -89,7 +89,15 @@ class State(TypedDict):
 
 
 def build_app(served: Served, gate: Gate, *, name: str) -> FastAPI:
-    """Builds the application, without documentation that loads foreign scripts."""
+    """Builds the application.
+
+    FastAPI's pages of documentation load scripts of other servers, so they are left out. The document itself stays.
+
+    Args:
+        served: The models, of which the first is the default.
+        gate: What every request passes.
+        name: The name of the model on the page and in responses.
+    """
     model, _ = _named(served, None, "query")
     description = f"{task_name(model.tasks)} with {name}."
     app = FastAPI(title=f"bert-tasks: {name}", description=description, docs_url=None, redoc_url=None)
@@ -100,6 +108,7 @@ def build_app(served: Served, gate: Gate, *, name: str) -> FastAPI:
 
     @app.exception_handler(RequestValidationError)
     async def invalid_query(request: Request, error: RequestValidationError) -> JSONResponse:
+        # FastAPI's own response would repeat the value that the client sent.
         faults = [{key: fault[key] for key in ("loc", "msg", "type")} for fault in error.errors()]
         return error_response(request.scope, HTTPException(422, faults))
 
@@ -112,6 +121,7 @@ def build_app(served: Served, gate: Gate, *, name: str) -> FastAPI:
         detail = "the model returned a score that is not a finite number, so there is no prediction"
         return error_response(request.scope, HTTPException(500, detail))
 
+    # These two are asked when the metrics are read, so that no event has to keep them up to date.
     gate.metrics.queue_depth.set_function(lambda: sum(batcher.waiting for _, batcher in served.values()))
     gate.metrics.ready.set_function(lambda: not gate.draining())
     answer = _Answers(served, gate.limits, name)
@@ -128,13 +138,14 @@ def _named(served: Served, name: object, location: str) -> tuple[AnyModel, Batch
     if name is None:
         return next(iter(served.values()))
     if not isinstance(name, str) or name not in served:
-        message = f"no such adapter. The adapters are {', '.join(filter(None, served))}"
+        adapters = [adapter for adapter in served if adapter]
+        message = f"no such adapter. The adapters are {', '.join(adapters)}"
         raise HTTPException(422, [{"loc": [location, ADAPTER], "msg": message, "type": "value_error"}])
     return served[name]
 
 
 def _labels_tasks(model: AnyModel) -> list[Task]:
-    """Returns the tasks of one and of several labels in a request. None of them if the model knows no entailment."""
+    """Returns the tasks of one and of several labels in a request. A model that knows no entailment has none."""
     with suppress(CheckpointError, UsageError):
         task = model.one_task().task
         return [zero_shot_task(task, model.hf_config, labels) for labels in (["label"], ["label", "other"])]
@@ -142,11 +153,14 @@ def _labels_tasks(model: AnyModel) -> list[Task]:
 
 
 def _add_predict(app: FastAPI, served: Served, answer: "_Answers") -> None:
+    """Adds ``/predict``, which reads rows, or texts in the form of text-embeddings-inference."""
     models = [model for model, _ in served.values()]
     rows = example_rows(models[0])
     examples = {"one row": {"value": rows[0]}, "several rows": {"value": {"inputs": rows}}}
-    of_labels = [{"": task} for model in models for task in _labels_tasks(model)]
-    response: Any = answers_schema(*(model.tasks for model in models), *of_labels)
+    tasks_of_models = [model.tasks for model in models]
+    for model in models:
+        tasks_of_models += [{"": task} for task in _labels_tasks(model)]
+    response: Any = answers_schema(*tasks_of_models)
     if any(is_classifier(model) for model in models):
         response |= list[LabelScore] | list[list[LabelScore]]
 
@@ -155,11 +169,14 @@ def _add_predict(app: FastAPI, served: Served, answer: "_Answers") -> None:
         if task is None and is_tei(content, source.model):
             return classify_call(content, source)
         rows, several = source.reader(task).rows(content)
-        check_pairs(rows, source.task if task is None else task, source.limits)
+        pair_task = source.task if task is None else task
+        check_pairs(rows, pair_task, source.limits)
 
         def respond(predictions: Sequence[Any], tokens: int) -> Any:
             answers = [written_prediction(prediction) for prediction in predictions]
-            return {"predictions": answers} if several else answers[0]
+            if several:
+                return {"predictions": answers}
+            return answers[0]
 
         return Call(rows=rows, respond=respond, task=task)
 
@@ -187,6 +204,7 @@ def _predict_schema(served: Served, limits: Limits) -> dict[str, Any]:
             schemas[(type(labels),)] = request_schema(model, limits, adapters, labels=labels)
         if is_classifier(model):
             schemas[ClassifyRequest] = ClassifyRequest
+    # In a JSON pointer "~1" stands for a "/" of a key (RFC 6901).
     path = PREDICT.replace("/", "~1")
     pointer = f"#/paths/{path}/post/requestBody/content/application~1json/schema/$defs/{{model}}"
     union = reduce(or_, schemas.values())
@@ -235,6 +253,7 @@ def _add_clients(app: FastAPI, served: Served, answer: "_Answers") -> None:
 
 
 def _body_schema(schema: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    """Returns the description of a body that FastAPI does not read itself."""
     return {"requestBody": {"content": {"application/json": {"schema": schema, **more}}, "required": True}}
 
 
@@ -253,17 +272,20 @@ class _Answers:
     """The responses to requests for predictions.
 
     Args:
-        served, limits, name: See ``build_app``.
+        served, limits, name: As for ``build_app``.
     """
 
     def __init__(self, served: Served, limits: Limits, name: str) -> None:
-        self.limits, self._served, self._name = limits, served, name
+        self.limits = limits
+        self._served = served
+        self._name = name
         self._threads = asyncio.Lock()
 
     async def to(self, request: Request, read: Callable[[Any, Source], Call], *, explain: bool = False) -> Response:
         """Reads a request, predicts its rows, and returns the response."""
         body = request.scope["body"]
         content_type = request.headers.get("content-type", "")
+        # A large request has a large response, so both are made where the event loop does not wait for them.
         batcher, call = await self._work(body, lambda: self._read(body, content_type, read))
         if explain:
             _check_explainable(call, batcher)
@@ -273,6 +295,7 @@ class _Answers:
         return Response(content, media_type="application/json")
 
     def _read(self, body: bytes, content_type: str, read: Callable[[Any, Source], Call]) -> tuple[Batcher, Call]:
+        """Returns what a body asks for, and the batcher of the model that it chooses."""
         content = parsed_body(body, content_type)
         name = None
         has_adapters = any(self._served)
@@ -291,9 +314,11 @@ class _Answers:
 
 
 def _add_page(app: FastAPI) -> None:
+    """Adds the page to try the model, whose policy allows its own script and style and no other."""
     content = files("bert_tasks.serving").joinpath("page.html").read_bytes()
     policy = "default-src 'none'"
-    for element in (b"script", b"style"):  # the one of the page
+    for element in (b"script", b"style"):
+        # The page has one of each. A browser runs what has this digest (Content Security Policy Level 3, 2.3.1).
         (text,) = re.findall(b"<%b>(.*)</%b>" % (element, element), content, flags=re.DOTALL)
         digest = base64.b64encode(bytes.fromhex(sha256(text))).decode()
         policy += f"; {element.decode()}-src 'sha256-{digest}'"
@@ -305,6 +330,8 @@ def _add_page(app: FastAPI) -> None:
 
 
 def _add_description(app: FastAPI, served: Served, limits: Limits, name: str) -> None:
+    """Adds ``/model``, from which the page builds its form."""
+
     @app.get(
         "/model",
         summary="Task, labels, columns, limits and examples of the served model",
@@ -315,7 +342,9 @@ def _add_description(app: FastAPI, served: Served, limits: Limits, name: str) ->
     )
     async def describe(adapter: str | None = None) -> JSONResponse:
         model, batcher = _named(served, adapter, "query")
-        task, pipeline_tag, problem_type = model.tasks.get(""), None, None
+        task = model.tasks.get("")
+        pipeline_tag = None
+        problem_type = None
         if task is not None:
             pipeline_tag = task.output.pipeline_tag
             problem_type = task.output.hf_config().get("problem_type")
@@ -327,7 +356,7 @@ def _add_description(app: FastAPI, served: Served, limits: Limits, name: str) ->
                 "pipeline_tag": pipeline_tag,
                 "problem_type": problem_type,
                 "labels": list(model.labels),
-                "adapters": [*filter(None, served)],
+                "adapters": [adapter for adapter in served if adapter],
                 "columns": [asdict(column) for column in columns],
                 "limits": asdict(limits),
                 "examples": list(example_rows(model)),
@@ -337,6 +366,7 @@ def _add_description(app: FastAPI, served: Served, limits: Limits, name: str) ->
 
 
 def _add_state(app: FastAPI, gate: Gate) -> None:
+    """Adds what orchestrators and monitors ask for."""
     failure = {"$ref": "#/components/schemas/Failure"}  # FastAPI would describe a model as plain text
 
     @app.get("/healthz", summary="Whether the process responds", response_model=State)
@@ -377,7 +407,8 @@ def encoded(content: Any) -> bytes:
 
 
 async def _answers(request: Request, predictions: Coroutine[Any, Any, Sequence[Any]], limits: Limits) -> Sequence[Any]:
-    """Returns predictions. A disconnect or timeout removes the request."""
+    """Returns predictions. If the client disconnects or the time is over, the request leaves the queue."""
+    # After the body, a disconnect is all that a client can send.
     answer = asyncio.ensure_future(predictions)
     answer.add_done_callback(retrieve_exception)
     gone = asyncio.ensure_future(request.receive())
@@ -385,7 +416,7 @@ async def _answers(request: Request, predictions: Coroutine[Any, Any, Sequence[A
         await asyncio.wait({answer, gone}, timeout=limits.timeout, return_when=asyncio.FIRST_COMPLETED)
         if answer.done():
             return answer.result()
-    except DataError as error:  # which a task finds only when it makes features
+    except DataError as error:  # a task finds some errors only when it makes features
         raise body_error((), str(error)) from None
     except UsageError as error:  # a hypothesis that is too long
         raise option_error(error) from None

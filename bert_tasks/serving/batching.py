@@ -1,7 +1,8 @@
 """Dynamic batching of the rows of several requests.
 
-Two threads work for the queue. One tokenizes, because a tokenizer is not safe for two, and one runs the model. A third
-thread explains predictions. All else happens on one event loop.
+A model runs a batch of many windows in little more time than one window, so requests that wait are run together. Two
+threads work for the queue. One tokenizes, because a tokenizer is not safe for two, and one runs the model. A third
+thread explains predictions. All else happens on one event loop, so that nothing of it needs a lock.
 """
 
 import asyncio
@@ -46,7 +47,7 @@ class _Request:
     """One request. Whoever waits for ``answer`` may cancel it."""
 
     rows: Sequence[Row]
-    task: Task | None  # see ``Batcher.answer``
+    task: Task | None  # as for ``Batcher.answer``
     arrived: float
     answer: asyncio.Future[Sequence[Any]]
     features: Sequence[Feature] = ()
@@ -54,24 +55,25 @@ class _Request:
 
     @property
     def tokens(self) -> int:
+        """The number of tokens of all windows."""
         return sum(len(feature["input_ids"]) for feature in self.features)
 
 
 class Batcher:
     """Predicts the rows of requests.
 
-    An asynchronous context manager that runs on the event loop that enters it.
+    It is an asynchronous context manager that runs on the event loop that enters it.
 
     Attributes:
-        waiting: Number of requests that were accepted and are not running yet.
-        no_explanations: Why the model's predictions cannot be explained. None if they can, in float32.
+        waiting: The number of requests that were accepted and are not running yet.
+        no_explanations: The reason why the model's predictions cannot be explained. None if they can, in float32.
 
     Args:
         model: The model.
-        run: Runs a packed batch, see ``inference.precision.logits_of``.
-        batch_tokens, max_wait: See ``serving.serve``.
-        max_queue: Maximum number of requests that wait, and of requests for explanations.
-        observe: Called with the number of requests and rows of every batch that was run.
+        run: The function that runs a packed batch (``inference.precision.logits_of``).
+        batch_tokens, max_wait: As for ``serving.serve``.
+        max_queue: The maximum number of requests that wait, and of requests for explanations.
+        observe: A function that is called with the number of requests and rows of every batch that was run.
     """
 
     def __init__(
@@ -90,18 +92,25 @@ class Batcher:
             check_explainable(model, model.one_task().task)
         except UsageError as error:
             self.no_explanations = str(error)
-        self._model, self._run, self._observe = model, run, observe
-        self._max_queue, self._max_wait = max_queue, max_wait
-        self._tokens = windows.batch_tokens(model) if batch_tokens is None else batch_tokens
+        self._model = model
+        self._run = run
+        self._observe = observe
+        self._max_queue = max_queue
+        self._max_wait = max_wait
+        if batch_tokens is None:
+            batch_tokens = windows.batch_tokens(model)
+        self._tokens = batch_tokens
         self._requests: deque[_Request] = deque()
         self._arrived = asyncio.Event()
         self._explanations = 0  # requests for them that are not answered yet, which have a limit of their own
         self._explained_model = copy.copy(model)  # the same weights, and a tokenizer for the third thread
         self._explained_model.tokenizer = copy.deepcopy(model.require_tokenizer())
-        threads = ("tokenizer", "model", "explanations")
-        self._tokenizing, self._running, self._explaining = (ThreadPoolExecutor(1, name) for name in threads)
+        self._tokenizing = ThreadPoolExecutor(1, "tokenizer")
+        self._running = ThreadPoolExecutor(1, "model")
+        self._explaining = ThreadPoolExecutor(1, "explanations")
 
     async def __aenter__(self) -> Self:
+        """Starts to run requests."""
         self._collector = asyncio.create_task(self._collect())
         return self
 
@@ -121,24 +130,26 @@ class Batcher:
         task: Task | None = None,
         check: Callable[[Sequence[Feature]], None] = lambda features: None,
     ) -> Sequence[Any]:
-        """Returns one prediction per validated row, in row order, as ``predict_rows`` yields it.
+        """Returns one prediction for each validated row, in row order, as ``predict_rows`` yields it.
 
-        Cancelling it removes the request from the queue.
+        If it is cancelled, the request leaves the queue.
 
         Args:
             rows: Rows that the model reads.
             explain: True if the predictions have explanations.
             task: A task that reads the logits of the only head in another way. Default: the tasks of the model.
-            check: Called with the features before the request waits for the model. Its errors are raised.
+            check: A function that is called with the features before the request waits for the model. Its errors are
+                raised.
 
         Raises:
             DataError: The predictions would be too long, or the row is too long to be explained.
             QueueFullError: Too many other requests are waiting.
         """
-        if (self._explanations if explain else self.waiting) >= self._max_queue:
+        waiting = self._explanations if explain else self.waiting
+        if waiting >= self._max_queue:
             raise QueueFullError
-        for name, of_head in self._tasks(task).items():
-            of_head.check_rows(list(input_rows(rows, name).values()))
+        for name, head_task in self._tasks(task).items():
+            head_task.check_rows(list(input_rows(rows, name).values()))
         if not explain:
             return await self._predicted(rows, task, check)
         self._explanations += 1
@@ -149,9 +160,12 @@ class Batcher:
 
     def _tasks(self, task: Task | None) -> dict[str, Task]:
         """Returns the task of each head for a request, whose own task replaces that of the only head."""
-        return self._model.tasks if task is None else {"": task}
+        if task is None:
+            return self._model.tasks
+        return {"": task}
 
     def _features(self, rows: Sequence[Row], task: Task | None) -> list[Feature]:
+        """Tokenizes rows, on the tokenizer's thread."""
         model = self._model
         tokenizer = model.require_tokenizer()
         if task is None:
@@ -173,6 +187,7 @@ class Batcher:
     async def _predicted(
         self, rows: Sequence[Row], task: Task | None, check: Callable[[Sequence[Feature]], None]
     ) -> Sequence[Any]:
+        """Tokenizes a request, lets it wait for its batch, and returns its predictions."""
         loop = asyncio.get_running_loop()
         request = _Request(rows=rows, task=task, arrived=loop.time(), answer=loop.create_future())
         request.answer.add_done_callback(retrieve_exception)  # the client may disconnect before it fails
@@ -184,7 +199,8 @@ class Batcher:
             self._arrived.set()
             return await request.answer
         finally:
-            if request in self._requests:  # a cancelled request frees its place, even while the model runs
+            # A cancelled request frees its place, even while the model runs.
+            if request in self._requests:
                 self._requests.remove(request)
             self.waiting -= not request.is_running
 
@@ -235,15 +251,18 @@ class Batcher:
     def _predictions(self, requests: Sequence[_Request]) -> list[Sequence[Any]]:
         """Runs all windows in packed batches on the model's thread, sorted by length.
 
-        Decoding per request keeps what a task reads around a row (documents) within the request.
+        Each request is decoded by itself, which keeps what a task reads around a row (documents) within the request.
         """
 
         def logits(batch: PackedBatch) -> Any:
+            # The rest of a batch is not computed if nobody waits for it.
             if all(request.answer.done() for request in requests):
                 raise GivenUpError
             return self._run(batch)
 
-        features = [feature for request in requests for feature in request.features]
+        features: list[Feature] = []
+        for request in requests:
+            features += request.features
         room = max(self._tokens, windows.batch_tokens(self._model))
         compact = iter(windows.forward_windows(self._model, features, max_tokens=room, forward_fn=logits))
         answers: list[Sequence[Any]] = []

@@ -1,5 +1,8 @@
 """Requests of clients of text-embeddings-inference (TEI), and of OpenAI's embeddings.
 
+Programs that use these servers can use this one without a change, so their requests and responses have the form that
+the sources describe.
+
 Sources:
     https://github.com/huggingface/text-embeddings-inference (router/src/http, core/src/infer.rs)
     https://platform.openai.com/docs/api-reference/embeddings
@@ -31,7 +34,10 @@ class _Request(BaseModel):
 
 
 def _as_list(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
+    """Returns a single text as a list of one."""
+    if isinstance(value, str):
+        return [value]
+    return value
 
 
 Texts = Annotated[list[str], BeforeValidator(_as_list, json_schema_input_type=str | list[str])]
@@ -118,7 +124,7 @@ def is_classifier(model: AnyModel) -> bool:
 
 
 def openai_call(content: Any, source: Source) -> Call:
-    """Reads OpenAI's ``/v1/embeddings``."""
+    """Reads a request to OpenAI's ``/v1/embeddings``."""
     rows, request = _texts_to_embed(OpenAIRequest, content, source, "input")
 
     def respond(predictions: Sequence[Any], tokens: int) -> OpenAIResponse:
@@ -126,6 +132,7 @@ def openai_call(content: Any, source: Source) -> Call:
         for index, prediction in enumerate(predictions):
             vector: list[float] | str = float_list(prediction.embedding)  # [H]
             if request.encoding_format == "base64":
+                # OpenAI's Python client asks for this form, which is little-endian float32 on every machine.
                 vector = base64.b64encode(prediction.embedding.astype("<f4").tobytes()).decode()
             data.append({"object": "embedding", "index": index, "embedding": vector})
         usage: Any = {"prompt_tokens": tokens, "total_tokens": tokens}
@@ -135,7 +142,7 @@ def openai_call(content: Any, source: Source) -> Call:
 
 
 def embed_call(content: Any, source: Source) -> Call:
-    """Reads TEI's ``/embed``."""
+    """Reads a request to TEI's ``/embed``."""
     rows, request = _texts_to_embed(EmbedRequest, content, source, INPUTS)
     task = None
     if request.normalize is not None and isinstance(source.task, Embedding):
@@ -148,6 +155,7 @@ def embed_call(content: Any, source: Source) -> Call:
 
 
 def _texts_to_embed(kind: type[RequestT], content: Any, source: Source, key: str) -> tuple[list[Any], RequestT]:
+    """Returns the texts that a request has under a key as rows, and the request."""
     if not isinstance(source.task, Embedding):
         raise body_error((), "the model does not embed texts. Serve an encoder with --task embedding")
     request = validated(kind, content)
@@ -155,7 +163,7 @@ def _texts_to_embed(kind: type[RequestT], content: Any, source: Source, key: str
 
 
 def rerank_call(content: Any, source: Source) -> Call:
-    """Reads TEI's ``/rerank``."""
+    """Reads a request to TEI's ``/rerank``."""
     if source.task is None or not can_rank(source.task):
         raise body_error((), "the model needs one score, or two labels, for a pair of texts")
     request = validated(RerankRequest, content)
@@ -177,7 +185,7 @@ def rerank_call(content: Any, source: Source) -> Call:
 
 
 def _logit(prediction: Any) -> float:
-    """Returns a score without limits: a number as it is, or the logit of the second of two labels."""
+    """Returns a score without limits, which is a number as it is, or the logit of the second of two labels."""
     if not prediction.scores:
         return float(prediction.score)
     negative, positive = prediction.scores.values()
@@ -189,15 +197,19 @@ def is_tei(content: Any, model: AnyModel) -> bool:
 
     A list of texts is a pair only for a model of pairs. For other models each of the texts is a row.
     """
-    inputs = content.get(INPUTS) if isinstance(content, dict) else None
-    if not is_classifier(model) or not isinstance(inputs, str | list) or len(inputs) == 0:
+    if not isinstance(content, dict) or not is_classifier(model):
         return False
+    inputs = content.get(INPUTS)
+    if not isinstance(inputs, str | list) or len(inputs) == 0:
+        return False
+    if isinstance(inputs, str) or isinstance(inputs[0], list):
+        return True
     reads_pairs = len(text_columns(model.input_columns)) == 2
-    return isinstance(inputs, str) or isinstance(inputs[0], list) or (reads_pairs and isinstance(inputs[0], str))
+    return reads_pairs and isinstance(inputs[0], str)
 
 
 def classify_call(content: Any, source: Source) -> Call:
-    """Reads TEI's ``/predict``, in which a list of two texts is a pair."""
+    """Reads a request to TEI's ``/predict``, in which a list of two texts is a pair."""
     request = validated(ClassifyRequest, content)
     is_single = isinstance(content[INPUTS][0], str)
 

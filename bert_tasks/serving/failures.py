@@ -1,4 +1,7 @@
-"""The responses to failures, in the form that the clients of a path read, and their description for OpenAPI."""
+"""The responses to failures, in the form that the clients of a path read, and their description for OpenAPI.
+
+The docstrings of the classes below are shown in the description.
+"""
 
 from collections.abc import Mapping
 from typing import Any, Literal, cast
@@ -70,8 +73,10 @@ def error_response(scope: Mapping[str, Any], error: HTTPException) -> JSONRespon
     path = scope["path"]
     if scope["method"] != "POST" or path not in PATHS or path == PREDICT:
         return JSONResponse({"detail": detail}, status, error.headers)
-    key, message = "", detail
+    key = ""
+    message = detail
     if isinstance(detail, list):
+        # FastAPI's form of what is wrong with a value. The first part of its place is "body".
         key = ".".join(map(str, detail[0]["loc"][1:]))
         message = detail[0]["msg"]
     if key:
@@ -82,6 +87,7 @@ def error_response(scope: Mapping[str, Any], error: HTTPException) -> JSONRespon
 
 
 def _openai_failure(status: int, key: str, message: str) -> OpenAIFailure:
+    """Returns the content of a failure for OpenAI's clients."""
     param = key if key else None
     if status < 500:
         return {"error": {"message": message, "type": "invalid_request_error", "param": param, "code": None}}
@@ -89,6 +95,7 @@ def _openai_failure(status: int, key: str, message: str) -> OpenAIFailure:
 
 
 def _tei_failure(status: int, message: str) -> TEIFailure:
+    """Returns the content of a failure for TEI's clients."""
     if status == 429:
         return {"error": message, "error_type": "overloaded"}
     if status < 500:

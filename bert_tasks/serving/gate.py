@@ -1,4 +1,8 @@
-"""What every request passes: limits of its headers and body, security headers of its response, and its count."""
+"""What every request passes, before and behind the application of the model.
+
+It limits headers and body, adds the security headers of the response, and counts the request. While the model is being
+loaded, it answers in its place.
+"""
 
 import asyncio
 import time
@@ -40,9 +44,12 @@ class Gate:
 
     def __init__(self, *, limits: Limits, metrics: ServerMetrics, draining: Callable[[], bool]) -> None:
         self.app: ASGIApp | None = None
-        self.limits, self.metrics, self.draining = limits, metrics, draining
+        self.limits = limits
+        self.metrics = metrics
+        self.draining = draining
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Responds to a request."""
         started = time.perf_counter()
         status = DISCONNECTED
         no_body = scope["method"] == "HEAD"  # the response to GET without its body (RFC 9110, 9.3.2)
@@ -53,6 +60,7 @@ class Gate:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                # The headers of a response come last, so that the page can state a policy of its own.
                 headers = dict(_HEADERS)
                 if self.draining():
                     headers[b"connection"] = b"close"
@@ -71,6 +79,7 @@ class Gate:
                 self.metrics.request(status, time.perf_counter() - started)
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Checks a request and passes it on, or responds with a failure."""
         try:
             if _head_bytes(scope) > HEADER_BYTES:
                 detail = f"the path and the headers are longer than {HEADER_BYTES} bytes"
@@ -89,8 +98,13 @@ class Gate:
             await error_response(scope, stopped)(scope, receive, send)
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes:
-        """Returns the body. Drains a body that is too large before it responds."""
-        most, seconds = self.limits.body_bytes, self.limits.timeout
+        """Returns the body.
+
+        A body that is too large is read to its end and dropped, because a client that still sends would see a reset
+        connection instead of the response.
+        """
+        most = self.limits.body_bytes
+        seconds = self.limits.timeout
         body = bytearray()
         is_too_large = False
         try:

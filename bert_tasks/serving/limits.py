@@ -1,4 +1,4 @@
-"""Limits of the server."""
+"""The limits of the server, which protect it from requests that would take its memory or its time."""
 
 from collections.abc import Sequence
 from dataclasses import fields
@@ -18,12 +18,12 @@ class Limits:
     """Limits of a request, and of all requests together.
 
     Attributes:
-        body_bytes: Maximum size of a body in bytes. Larger bodies get status 413.
-        rows: Maximum number of rows in a request. More rows get status 422.
-        characters: Maximum length of a text, or of all words of a row, in characters. Longer ones get status 422.
-        queue: Maximum number of requests that wait for the model. Further requests get status 429.
-        connections: Maximum number of open connections. Requests on further connections get status 503.
-        timeout: Seconds for a body to arrive (status 408), and then for its response (status 503).
+        body_bytes: The maximum size of a body in bytes. Larger bodies get status 413.
+        rows: The maximum number of rows in a request. More rows get status 422.
+        characters: The maximum length of a text, or of all words of a row, in characters. Longer ones get status 422.
+        queue: The maximum number of requests that wait for the model. Further requests get status 429.
+        connections: The maximum number of open connections. Requests on further connections get status 503.
+        timeout: The seconds for a body to arrive (status 408), and then for its response (status 503).
     """
 
     body_bytes: Limit = 2**20
@@ -40,9 +40,13 @@ class Limits:
         Raises:
             UsageError: A setting has another form, an unknown name, or a number that is no limit.
         """
-        numbers = {name: number for name, _, number in (setting.partition("=") for setting in settings)}
+        numbers = {}
+        for setting in settings:
+            name, _, number = setting.partition("=")
+            numbers[name] = number
         try:
             return TypeAdapter(cls).validate_python(numbers)
         except ValidationError as error:
-            first, names = error.errors()[0], ", ".join(field.name for field in fields(cls))
+            first = error.errors()[0]
+            names = ", ".join(field.name for field in fields(cls))
             raise UsageError(f"--limit {first['loc'][0]}: {first['msg']}. The limits are {names}") from None

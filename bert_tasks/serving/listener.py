@@ -1,4 +1,4 @@
-"""The socket that the server listens on: how it is bound, and how it is closed without losing a connection."""
+"""The socket that the server listens on, how it is bound, and how it is closed without losing a connection."""
 
 import socket
 import struct
@@ -24,7 +24,7 @@ _DROP_SYN = (
 
 
 def bound_listener(host: str, port: int) -> socket.socket:
-    """Binds a socket to the address.
+    """Returns a socket that is bound to the address and listens.
 
     Raises:
         UsageError: The address is in use, is not one of this machine, or is not permitted.
@@ -33,7 +33,7 @@ def bound_listener(host: str, port: int) -> socket.socket:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, *_, address = addresses[0]
         return socket.create_server(address[:2], family=family, backlog=BACKLOG)
-    except (OSError, OverflowError, ValueError) as error:  # ValueError: not a host name, such as a..b
+    except (OSError, OverflowError, ValueError) as error:  # ValueError is for a name such as a..b, which no host has
         reason = getattr(error, "strerror", None) or str(error)
         raise UsageError(f"cannot listen on {host}:{port} ({reason}). Choose another --port or --host") from None
 

@@ -4,7 +4,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 
 class ServerMetrics:
-    """The Prometheus metrics of one server, in a registry of its own."""
+    """The Prometheus metrics of one server, in a registry of its own, so that two servers may be in one process."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()

@@ -1,7 +1,7 @@
-"""Reads the body of a request as rows.
+"""The rows in the body of a request, and what OpenAPI says of them.
 
 The body is JSON. Its rows pass through the validator of files and of rows in memory. Reading stops at the first invalid
-row, and its error never repeats a value.
+row, and its error never repeats a value, because it may end in a log of others.
 """
 
 import gc
@@ -47,8 +47,8 @@ class Call:
     """The rows of a request, and the content of its response.
 
     Attributes:
-        rows, task: See ``Batcher.answer``.
-        respond: Returns the content of the response from the predictions and the number of tokens of the request.
+        rows, task: As for ``Batcher.answer``.
+        respond: A function that returns the content of the response from the predictions and the number of tokens.
         truncate: True if a text that is too long is cut. Otherwise it is rejected.
         tokens: The number of tokens that the model reads, which ``count`` sets.
     """
@@ -92,12 +92,16 @@ class Source:
 
     def reader(self, labels: Task | None = None) -> "BodyReader":
         """Returns the reader of rows for the model, or for the task of labels in the request."""
-        task = self.task if labels is None else labels
+        task = self.task
+        columns: Columns = self.model.input_columns
+        if labels is not None:
+            task = labels
+            columns = without_labels(labels.columns)
         rejected: Mapping[str, str] = {}
         if task is not None:
             rejected = task.rejected_columns
         return BodyReader(
-            self.model.input_columns if labels is None else without_labels(labels.columns),
+            columns,
             self.limits,
             self.model.columns,
             rejected=rejected,
@@ -112,7 +116,7 @@ class BodyReader:
         columns: The columns that are read of a row, without labels.
         limits: Limits of requests.
         names: Names of columns in the training data, which rows may have instead.
-        rejected: Columns that a row must not have, unless they are read -> the reason.
+        rejected: The reason for each column that a row must not have, unless it is read.
         has_adapters: True if a request chooses an adapter, once for all of its rows.
     """
 
@@ -125,9 +129,11 @@ class BodyReader:
         rejected: Mapping[str, str] = MappingProxyType({}),
         has_adapters: bool = False,
     ) -> None:
-        self._limits, self._names = limits, names
+        self._limits = limits
+        self._names = names
         self._columns = columns
         self._conversion = conversion_of(self._columns, others=names)
+        # A column that another head of the model reads is not rejected.
         names_read = stored_names(self._columns)
         self._rejected: dict[str, str] = {}
         for name, reason in rejected.items():
@@ -158,6 +164,7 @@ class BodyReader:
         return [self._row(row, (key, number)) for number, row in enumerate(rows)]
 
     def _row(self, content: Any, path: tuple[str | int, ...]) -> Row:
+        """Returns a row as the model reads it. ``path`` is its place in the body, for the message of an error."""
         if isinstance(content, str) and path:
             try:
                 content = as_row(content, self._columns, 0)
@@ -185,11 +192,12 @@ class BodyReader:
 def requested_labels(content: Any, model: AnyModel, limits: Limits) -> ZeroShotClassification | None:
     """Removes the labels of a request and their options, and returns their task.
 
-    Returns None for a request without labels, or with labels in a column of the model's rows.
+    It returns None for a request without labels, or with labels in a column of the model's rows.
     """
     columns = {column.name for column in source_columns(model.row_columns)}.union(model.columns.values())
     if not isinstance(content, dict) or LABELS not in content or LABELS in columns:
         return None
+    # What is left of the request is read as rows.
     labels = content.pop(LABELS)
     multi_label = content.pop("multi_label", False)
     if not isinstance(labels, list) or not 0 < len(labels) <= limits.rows:
@@ -197,11 +205,11 @@ def requested_labels(content: Any, model: AnyModel, limits: Limits) -> ZeroShotC
     if not isinstance(multi_label, bool):
         raise body_error(("multi_label",), "expected true or false")
     options = {"hypothesis": content.pop("hypothesis", HYPOTHESIS), "multi_label": multi_label}
-    of_model = model.tasks.get("")
-    if of_model is None:
+    model_task = model.tasks.get("")
+    if model_task is None:
         raise body_error((LABELS,), f"a model of several tasks ({', '.join(model.tasks)}) has labels of its own")
     try:
-        task = zero_shot_task(of_model, model.hf_config, labels, **options)
+        task = zero_shot_task(model_task, model.hf_config, labels, **options)
     except (CheckpointError, UsageError) as error:
         raise option_error(error) from None
     length = len(task.hypothesis) + max(map(len, labels))
@@ -226,17 +234,19 @@ def option_error(error: BertTasksError) -> HTTPException:
 def _length(value: Any) -> int:
     """Returns the number of characters or items of a value, the largest in a row."""
     if isinstance(value, Mapping):
-        return max(map(_length, value.values()), default=0)
+        return max((_length(item) for item in value.values()), default=0)
     if isinstance(value, str):
         return len(value)
-    return max(len(value), sum(map(len, value)))
+    # A list of empty words has no characters, but each word is read.
+    return max(len(value), sum(len(item) for item in value))
 
 
 def parsed_body(body: bytes, content_type: str) -> Any:
     """Returns the content of a body, or raises the response to invalid JSON."""
     if not re.fullmatch(r"application/(.+\+)?json", content_type.partition(";")[0].strip().lower()):
         raise body_error((), _NO_OBJECT)
-    gc.disable()  # JSON has no cycles, so a search of the whole memory would be in vain
+    # JSON has no cycles, so a search of the whole memory for them would be in vain.
+    gc.disable()
     try:
         return json.loads(body)
     except json.JSONDecodeError as error:
@@ -260,6 +270,7 @@ def validated(model: type[RequestT], content: Any) -> RequestT:
         return model.model_validate(content)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    # A key that is not expected is the client's own text, so it is cut.
     path: list[str | int] = []
     for key in first["loc"]:
         if isinstance(key, str):
@@ -282,7 +293,7 @@ def written_prediction(prediction: Prediction | Mapping[str, Prediction]) -> dic
     """Returns a prediction as JSON, of several tasks by their names."""
     if isinstance(prediction, Prediction):
         return prediction.to_json()
-    return {name: of_task.to_json() for name, of_task in prediction.items()}
+    return {name: task_prediction.to_json() for name, task_prediction in prediction.items()}
 
 
 def answers_schema(*tasks_of_models: Mapping[str, Task]) -> Any:
@@ -291,7 +302,8 @@ def answers_schema(*tasks_of_models: Mapping[str, Task]) -> Any:
     Args:
         tasks_of_models: For each model the task of each head.
     """
-    prediction_type = reduce(or_, map(_answer_type, tasks_of_models))
+    # ``or`` of types is their union. pydantic writes "anyOf" for it.
+    prediction_type = reduce(or_, [_answer_type(tasks) for tasks in tasks_of_models])
     predictions: Any = (GenericAlias(list, (prediction_type,)), ...)
     return prediction_type | create_model("Predictions", predictions=predictions)
 
@@ -301,11 +313,13 @@ def _answer_type(tasks: Mapping[str, Task]) -> Any:
     types = {name: _prediction_type(task) for name, task in tasks.items()}
     if "" in types:
         return types[""]
-    properties = [(name, of_task | None, field(default=None)) for name, of_task in types.items()]
+    # A row may lack the columns of a task, whose prediction is then null.
+    properties = [(name, task_type | None, field(default=None)) for name, task_type in types.items()]
     return make_dataclass("Predictions", properties, frozen=True)
 
 
 def _prediction_type(task: Task) -> Any:
+    """Returns the type of a task's prediction, as far as it can be described."""
     prediction_type: Any = task.output.prediction
     try:
         TypeAdapter(prediction_type)
@@ -334,24 +348,32 @@ def request_schema(model: AnyModel, limits: Limits, adapters: Sequence[str] = ()
         adapters: The names of adapters.
         labels: The task of labels in a request, if the request has labels.
     """
-    task, names = model.tasks.get(""), model.columns
-    shown_task, columns = task_name(model.tasks), source_columns(model.input_columns)
+    names = model.columns
+    task = model.tasks.get("")
+    shown_task = task_name(model.tasks)
+    columns = source_columns(model.input_columns)
     if labels is not None:
-        task, shown_task, columns = labels, labels.name, source_columns(without_labels(labels.columns))
+        task = labels
+        shown_task = labels.name
+        columns = source_columns(without_labels(labels.columns))
     fields: dict[str, Any] = {}
     for column in columns:
         value_type = _value_type(column.type, limits.characters)
         if not column.required:
             value_type = value_type | None
         is_needed = column.required and derived_from(column, columns) is None
-        default = ... if is_needed else None
+        default = ... if is_needed else None  # pydantic's "..." is a field without a default
         fields[column.name] = (value_type, default)
     others = [f"The column {name} may be called {names[name]}" for name in fields if name in names]
     description = ". ".join([f"A row of {shown_task}. Other keys are not read", *others]) + "."
     row: Any = create_model("Row", __doc__=description, **fields)
-    one: Any = row | str if len(text_columns(columns)) == 1 else row
+    one: Any = row
+    if len(text_columns(columns)) == 1:
+        one = row | str
     inputs: Any = (Annotated[list[one], Field(min_length=1, max_length=limits.rows)], ...)
-    adapter: Any = {ADAPTER: (Literal[tuple(adapters)] | None, None)} if adapters else {}
+    adapter: Any = {}
+    if adapters:
+        adapter = {ADAPTER: (Literal[tuple(adapters)] | None, None)}
     more: Any = {}
     if isinstance(task, ZeroShotClassification):
         candidates = Annotated[list[str], Field(min_length=1, max_length=limits.rows)]

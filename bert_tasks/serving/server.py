@@ -1,8 +1,8 @@
 """The server's process.
 
-It binds the address, loads the model while /healthz already answers, and stops on a signal. After a signal no new
-connection is accepted, requests on open connections are answered with ``Connection: close``, and the process ends with
-code 0.
+It loads the model while /healthz already answers, and stops on a signal. After a signal no new connection is accepted,
+requests on open connections are answered with ``Connection: close``, and the process ends with code 0. So a balancer
+can replace a server without losing a request.
 """
 
 import asyncio
@@ -130,13 +130,20 @@ async def run_server(
     grace: float,
     notify: Callable[[str], None],
 ) -> None:
-    """Serves models until a signal.
+    """Serves models until a signal. They are loaded on a thread while the server already responds.
 
-    They are loaded on a thread while the server already responds.
+    Args:
+        name: The name of the model on the page and in responses.
+        load: A function that loads the models and the functions that run their batches, by the names of adapters.
+        listener: The socket.
+        hosts: The names that a Host header may have.
+        limits, batch_tokens, max_wait, grace, notify: As for ``serving.serve``.
     """
     gate = Gate(limits=limits, metrics=ServerMetrics(), draining=lambda: server.should_exit)
-    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
-    app = TrustedHostMiddleware(gate, allowed_hosts=hosts, www_redirect=False)  # against DNS rebinding
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # below this level it tells about each start and stop
+    # A page of another site may let its own name point to this machine (DNS rebinding). A browser then takes the server
+    # for a part of that site, but sends its name in the Host header.
+    app = TrustedHostMiddleware(gate, allowed_hosts=hosts, www_redirect=False)
     server = Server(http_config(app, connections=limits.connections, grace=grace))
     with _signals_to(server):
         serving = asyncio.create_task(server.serve(sockets=[listener]))
@@ -167,6 +174,7 @@ async def run_server(
 
 
 def _url_of(listener: socket.socket) -> str:
+    """Returns the address for a browser, in which that of IPv6 is in brackets."""
     host, port = listener.getsockname()[:2]
     if ":" in host:
         return f"http://[{host}]:{port}"
@@ -179,9 +187,10 @@ def load_served(
     """Returns the base under the name "", if it has a trained head, and each adapter.
 
     Raises:
-        CheckpointError, UsageError: See ``load_warm``.
+        CheckpointError, UsageError: As for ``load_warm``.
     """
     served: dict[str, tuple[AnyModel, ForwardFn]] = {}
+    # A base that was only pre-trained answers nothing itself, but its adapters have heads.
     try:
         served[""] = load_warm(base, **options)
     except NoHeadError:
@@ -225,6 +234,8 @@ def load_warm(
         _share_weights(loaded, other)
     run = logits_of(loaded, dtype)
     rows = example_rows(loaded)
+    # The first batches are slow, because libraries choose and compile what they run for each shape. One, a few and
+    # many rows are common shapes.
     try:
         for batch in (rows[:1], rows, [*rows] * 8):
             predictions = predict_rows(loaded, batch, forward_fn=run)
@@ -247,8 +258,9 @@ def host_names(host: str, bound: str, allowed: Sequence[str]) -> list[str]:
             raise UsageError(f"{name!r} is not a host name. Write a name such as example.org or *.example.org")
     names = [*allowed]
     for name in (host, bound):
-        is_ipv6 = ":" in name
-        names.append(f"[{name}]" if is_ipv6 else name)
+        if ":" in name:  # the Host header has an address of IPv6 in brackets
+            name = f"[{name}]"
+        names.append(name)
     if ipaddress.ip_address(bound).is_loopback:
         return [*LOOPBACK, *names]
     if not allowed:
@@ -267,6 +279,7 @@ def _signals_to(server: uvicorn.Server) -> Iterator[None]:
         return
     numbers = (signal.SIGTERM, signal.SIGINT)
     before = {number: signal.signal(number, server.handle_exit) for number in numbers}
+    # Another handler must not be left behind, because the program may go on, such as a test.
     try:
         yield
     finally:
