@@ -21,8 +21,8 @@ PYTEST := cd build/testrun && env -u PYTHONPATH PYTHONSAFEPATH=1 OMP_NUM_THREADS
 	-n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder "$(CURDIR)/tests" -q
 
 # Campaigns run outside pytest, at length, also on the installed wheel.
-CAMPAIGN := env PYTHONPATH=tests PYTHONSAFEPATH=1 OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 \
-	BERT_TASKS_REPOSITORY="$(CURDIR)" "$(BIN)/python" -m campaigns
+CAMPAIGN := env PYTHONPATH=tests:campaigns PYTHONSAFEPATH=1 OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 \
+	BERT_TASKS_REPOSITORY="$(CURDIR)" "$(BIN)/python" -m
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -47,22 +47,22 @@ gpu:  ## the tests on a CUDA device, with the torch and transformers of $(PYTHON
 engines: $(DEPENDENCIES)dev $(DEPENDENCIES)engines $(PACKAGE) build/testrun  ## the tests and the how-to of Ray Data and Spark (700 MB; Java)
 	$(PYTEST) -m "slow and not gpu" -k batch_engines
 
-faults: $(DEPENDENCIES)dev $(PACKAGE)  ## the fault suite at full length; its figures go to tests/campaigns/results
-	$(CAMPAIGN).faults
+faults: $(DEPENDENCIES)dev $(PACKAGE)  ## the fault suite at full length; its figures go to campaigns/results
+	$(CAMPAIGN) reliability
 
 fuzz: $(DEPENDENCIES)dev $(DEPENDENCIES)fuzz $(PACKAGE)  ## edited files and requests, 9 groups of 7 minutes; figures as above
-	$(CAMPAIGN).fuzzing
-	$(CAMPAIGN).guided_fuzzing
+	$(CAMPAIGN) fuzzing
+	$(CAMPAIGN) guided_fuzzing
 
 mutants: $(DEPENDENCIES)dev $(PACKAGE)  ## 200 random faults in the package, against its tests; figures as above
-	$(CAMPAIGN).mutants --workers $(PYTEST_WORKERS)
+	$(CAMPAIGN) mutants --workers $(PYTEST_WORKERS)
 
 soak: $(DEPENDENCIES)dev $(PACKAGE)  ## good and bad clients on a server, then rolling restarts: make soak MODEL=folder
-	$(CAMPAIGN).serve_soak "$(MODEL)"
-	$(CAMPAIGN).rolling_restart "$(MODEL)"
+	$(CAMPAIGN) serve_soak "$(MODEL)"
+	$(CAMPAIGN) rolling_restart "$(MODEL)"
 
 docs: $(DEPENDENCIES)dev $(PACKAGE)  ## write reference and schema from docstrings, options and recipe keys
-	env -u PYTHONPATH HF_HUB_OFFLINE=1 "$(BIN)/python" tests/support/reference.py
+	env -u PYTHONPATH HF_HUB_OFFLINE=1 "$(BIN)/python" docs/generate_reference.py
 
 lint: $(DEPENDENCIES)dev  ## ruff (rules and format) and mypy --strict
 	"$(BIN)/ruff" check .

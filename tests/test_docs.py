@@ -16,6 +16,7 @@ import pytest
 import typer
 from transformers import TrainingArguments
 
+import generate_reference as reference
 from bert_tasks import TaskModel, load_recipe
 from bert_tasks.cli.app import app
 from bert_tasks.families import FAMILIES
@@ -23,7 +24,6 @@ from bert_tasks.families.base import VALUE_REASONS
 from bert_tasks.recipe import arguments
 from bert_tasks.recipe.schema import Recipe
 from bert_tasks.tasks import TASKS
-from support import reference
 from support.documents import (
     Block,
     Page,

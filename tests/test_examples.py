@@ -16,10 +16,10 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 import bert_tasks
+import generate_reference as reference
 from bert_tasks import Encoder, TaskModel, load_recipe, train
 from bert_tasks.recipe.check import prepare
 from bert_tasks.tasks.windows.words import WindowRules, split_words
-from support import reference
 from support.small_checkpoints import save_checkpoint
 
 BASE, ELECTRA = "google-bert/bert-base-uncased", "google/electra-small-discriminator"
