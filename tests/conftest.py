@@ -39,8 +39,8 @@ from hypothesis import settings  # noqa: E402  # only now that the environment i
 
 from support import durations  # noqa: E402  # only now that the environment is set
 
-# Two runs of the suite try the same examples. `pytest --hypothesis-profile=default` draws new ones.
-settings.register_profile("repeatable", derandomize=True)
+# Two runs of the suite try the same examples. `pytest --hypothesis-profile=default` draws twice as many new ones.
+settings.register_profile("repeatable", derandomize=True, max_examples=50)
 settings.load_profile("repeatable")
 
 
