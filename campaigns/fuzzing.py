@@ -546,7 +546,7 @@ def campaign(groups: Mapping[str, Mapping[str, Target]], folder: Path, seconds: 
 def main() -> None:
     import reliability
 
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=SECONDS, help="of each group of targets")
     seconds = parser.parse_args().seconds
     began = time.monotonic()

@@ -89,7 +89,7 @@ def campaign(seconds: float) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=SECONDS, help="of each group of targets")
     parser.add_argument("--target", help="only this one, in this process")
     parser.add_argument("--folder", type=Path, help="where it works")

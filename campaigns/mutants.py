@@ -338,7 +338,7 @@ def report(results: Sequence[Result]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=COUNT, help=f"faults to try (default: {COUNT})")
     parser.add_argument("--seed", type=int, default=SEED, help="decides which faults")
     parser.add_argument(

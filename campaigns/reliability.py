@@ -241,7 +241,7 @@ def _not_killed(mutants: list[dict[str, str]]) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("classes", nargs="*", choices=[*CLASSES, []], help="default: all")
     parser.add_argument("--document", action="store_true", help="run nothing")
     options = parser.parse_args()
