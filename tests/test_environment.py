@@ -2,18 +2,17 @@
 
 import base64
 import json
-import os
 import string
-import subprocess
-import sys
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 from bert_tasks import environment as module
+from bert_tasks.cli.app import app
 from bert_tasks.environment import (
     environment,
     environment_lines,
@@ -133,15 +132,10 @@ def test_missing_pieces_are_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert environment_lines(facts)
 
 
-def test_the_command_prints_no_secret() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "bert_tasks", "env", "--json"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-        env={**os.environ, **SECRETS},
-    )
-    assert json.loads(done.stdout)["versions"]["bert-tasks"] == version("bert-tasks")
-    assert [word for word in HIDDEN if word in done.stdout] == []
-    assert done.stderr == ""
+def test_the_command_prints_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in SECRETS.items():
+        monkeypatch.setenv(name, value)
+    ended = CliRunner().invoke(app, ["env", "--json"])
+    assert ended.exit_code == 0
+    assert json.loads(ended.stdout)["versions"]["bert-tasks"] == version("bert-tasks")
+    assert [word for word in HIDDEN if word in ended.output] == []

@@ -6,20 +6,21 @@ An example without an expected output only has to run. Each of them starts in a 
 import doctest
 import inspect
 import json
+import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 import bert_tasks
+import generate_reference as reference
 from bert_tasks import Encoder, TaskModel, load_recipe, train
 from bert_tasks.recipe.check import prepare
 from bert_tasks.tasks.windows.words import WindowRules, split_words
-from support import reference
 from support.small_checkpoints import save_checkpoint
 
 BASE, ELECTRA = "google-bert/bert-base-uncased", "google/electra-small-discriminator"
@@ -82,7 +83,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory, wordpiece_tokenizer: PreT
     rows = [{"text": " ".join(row), "words": row, "slots": ["O", "O", "B-item"], "intent": row[0]} for row in words]
     (folder / "train.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     (folder / "recipe.toml").write_text(RECIPE, encoding="utf-8")
-    (folder / "search.toml").write_text(RECIPE + SEARCH, encoding="utf-8")
+    (folder / "search.toml").write_text(RECIPE.replace("max_steps = 20", "max_steps = 2") + SEARCH, encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         train(load_recipe("recipe.toml", output_dir="runs/first"), progress=False)
@@ -90,30 +91,27 @@ def prepared(tmp_path_factory: pytest.TempPathFactory, wordpiece_tokenizer: PreT
     shutil.rmtree(folder)
 
 
-def names(folder: Path) -> dict[str, Any]:
-    """What the examples name: everything on the pages, and the objects that the pages introduce."""
+def names(folder: Path, text: str) -> dict[str, Any]:
+    """What an example names: everything on the pages, and of the objects that the pages introduce those in its text."""
     pair = {"task": "pair-classification"}
-    model = TaskModel.from_pretrained(folder / "runs" / "first")
-    return {
-        **{value.__name__: value for value in PUBLIC.values()},
-        **{
-            prediction_class.__name__: prediction_class
-            for kinds in reference.PREDICTIONS.values()
-            for prediction_class in kinds
-        },
-        "base": BASE,
-        "model": model,
-        "task": model.task,
-        "tokenizer": model.tokenizer,
-        "rows": [{"text": "Cold soup.", "label": "complaint"}],
-        "encoder": Encoder.from_pretrained(folder / BASE),
-        "reranker": TaskModel.from_pretrained(folder / BASE, **pair, problem_type="regression"),
-        "nli": TaskModel.from_pretrained(folder / BASE, **pair, labels=["entailment", "neutral"]),
-        "prepare": prepare,
-        "rules": WindowRules.of(model.tokenizer, max_length=32, overlap=8),
-        "words": split_words([["Cold", "soup"]], model.tokenizer, longest=30)[0],
-        "torch": torch,
+    introduced: dict[str, Callable[[], Any]] = {
+        "base": lambda: BASE,
+        "model": lambda: TaskModel.from_pretrained(folder / "runs" / "first"),
+        "task": lambda: TaskModel.from_pretrained(folder / "runs" / "first").task,
+        "tokenizer": lambda: AutoTokenizer.from_pretrained(folder / BASE),
+        "rows": lambda: [{"text": "Cold soup.", "label": "complaint"}],
+        "encoder": lambda: Encoder.from_pretrained(folder / BASE),
+        "reranker": lambda: TaskModel.from_pretrained(folder / BASE, **pair, problem_type="regression"),
+        "nli": lambda: TaskModel.from_pretrained(folder / BASE, **pair, labels=["entailment", "neutral"]),
+        "prepare": lambda: prepare,
+        "rules": lambda: WindowRules.of(AutoTokenizer.from_pretrained(folder / BASE), max_length=32, overlap=8),
+        "words": lambda: split_words([["Cold", "soup"]], AutoTokenizer.from_pretrained(folder / BASE), longest=30)[0],
+        "torch": lambda: torch,
     }
+    classes = [*PUBLIC.values(), *(kind for kinds in reference.PREDICTIONS.values() for kind in kinds)]
+    named = set(re.findall(r"\w+", text))
+    used = {name: make() for name, make in introduced.items() if name in named}
+    return {**{value.__name__: value for value in classes}, **used}
 
 
 @pytest.mark.slow  # some of them train
@@ -124,7 +122,7 @@ def test_example_prints_what_it_shows(
     shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     text = inspect.getdoc(EXAMPLES[name]) or ""
-    example = doctest.DocTestParser().get_doctest(text, names(tmp_path), name, None, 0)
+    example = doctest.DocTestParser().get_doctest(text, names(tmp_path, text), name, None, 0)
     assert example.examples, f"{name} has no Example"
     told: list[str] = []
     runner = doctest.DocTestRunner(Checker(), verbose=False, optionflags=doctest.ELLIPSIS)

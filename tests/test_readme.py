@@ -149,10 +149,12 @@ def type_errors(
     return errors
 
 
+@pytest.mark.slow
 def test_python_blocks_pass_mypy(type_errors: dict[str, list[str]]) -> None:
     assert type_errors["readme.py"] == []
 
 
+@pytest.mark.slow
 def test_type_checkers_know_the_api(type_errors: dict[str, list[str]]) -> None:
     lines = TYPED_PROGRAM.splitlines()
     expected = [f"{number}: {line.split('# ')[1]}" for number, line in enumerate(lines, start=1) if "# " in line]

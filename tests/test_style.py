@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Callable, Iterator
+from typing import TypeGuard
 
 import pytest
 
@@ -18,6 +19,7 @@ FORBIDDEN_CLASS = re.compile(r"Manager$|Helper$|^Base|Base$|Utils?$")
 # ``replace`` takes two arguments.
 STORAGE_MODULES = {"hashlib", "filelock"}
 STORAGE_FUNCTIONS = {"os.replace", "os.rename", "os.renames", "os.fsync", "Path.replace", "Path.rename", "shutil.move"}
+STORAGE_METHODS = {name.rpartition(".")[2] for name in STORAGE_FUNCTIONS}
 # Methods through which gradients flow, outside of encoder/, where every function counts.
 DIFFERENTIATED = re.compile(r"^(forward|_?loss\w*|\w+_loss|\w*divergence)$")
 # Forms layouts from Python lists on the host, before any gradient.
@@ -30,8 +32,8 @@ EXEMPT = {
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def functions(tree: ast.AST) -> Iterator[FunctionNode]:
-    yield from (node for node in ast.walk(tree) if isinstance(node, FunctionNode))
+def functions(source: Source) -> Iterator[FunctionNode]:
+    yield from (node for node in source.nodes if isinstance(node, FunctionNode))
 
 
 def short_files(source: Source) -> Iterator[str]:
@@ -43,7 +45,7 @@ def short_files(source: Source) -> Iterator[str]:
 
 def short_functions(source: Source) -> Iterator[str]:
     """Statements count; signature and docstring do not, because public functions name and describe every argument."""
-    for node in functions(source.tree):
+    for node in functions(source):
         statements = node.body[1:] if ast.get_docstring(node) is not None else node.body
         last = node.end_lineno
         lines = 0 if last is None or not statements else last - statements[0].lineno + 1
@@ -52,7 +54,7 @@ def short_functions(source: Source) -> Iterator[str]:
 
 
 def few_constructor_arguments(source: Source) -> Iterator[str]:
-    for node in functions(source.tree):
+    for node in functions(source):
         arguments = node.args
         count = len(arguments.posonlyargs + arguments.args + arguments.kwonlyargs) - 1
         if node.name == "__init__" and count > MAX_CONSTRUCTOR_ARGUMENTS:
@@ -66,21 +68,28 @@ def storage_only(source: Source) -> Iterator[str]:
     for statement in imports(source):
         if statement.module in STORAGE_MODULES:
             yield f"{source.name}:{statement.line}: imports {statement.module}, use bert_tasks.storage"
-    for node in ast.walk(source.tree):
-        if (isinstance(node, ast.Attribute) and ast.unparse(node) in STORAGE_FUNCTIONS) or (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Attribute)
-            and node.func.attr in {"replace", "rename"}
-            and ast.unparse(node.func) not in STORAGE_FUNCTIONS
-            and (len(node.args), len(node.keywords)) == (1, 0)
-        ):
+    for node in source.nodes:
+        if is_storage_function(node) or is_path_method(node):
             yield f"{source.name}:{node.lineno}: {ast.unparse(node)}, use bert_tasks.storage"
+
+
+def is_storage_function(node: ast.AST) -> TypeGuard[ast.Attribute]:
+    is_named = isinstance(node, ast.Attribute) and node.attr in STORAGE_METHODS
+    return is_named and ast.unparse(node) in STORAGE_FUNCTIONS
+
+
+def is_path_method(node: ast.AST) -> TypeGuard[ast.Call]:
+    """Whether a call is that of ``replace`` or ``rename`` with one argument, as of a path."""
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return False
+    has_one_argument = (len(node.args), len(node.keywords)) == (1, 0)
+    return node.func.attr in {"replace", "rename"} and has_one_argument and not is_storage_function(node.func)
 
 
 def good_names(source: Source) -> Iterator[str]:
     if source.name.split(".")[-1] in FORBIDDEN_MODULES:
         yield f"{source.name}: a module's name says what it owns"
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.ClassDef) and FORBIDDEN_CLASS.search(node.name):
             yield f"{source.name}:{node.lineno}: class {node.name}"
 
@@ -99,7 +108,7 @@ def advanced_indexing(source: Source) -> Iterator[tuple[int, str]]:
     layer = source.name.split(".")[0]
     if layer not in {"encoder", "outputs", "tasks"} or source.name in HOST_MODULES:
         return
-    for function in functions(source.tree):
+    for function in functions(source):
         if layer == "encoder" or DIFFERENTIATED.match(function.name):
             scalars = _scalar_names(function)
             for node in _body_subscripts(function):
@@ -160,7 +169,7 @@ def _is_basic_index(index: ast.expr, scalars: set[str]) -> bool:
 
 def no_or_default(source: Source) -> Iterator[str]:
     """``x or ()`` stands for the default where x is empty or 0, too: ``if x is None`` says what is meant."""
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.Or):
             last = node.values[-1]
             is_empty = isinstance(last, ast.Tuple | ast.List | ast.Dict)

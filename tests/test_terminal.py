@@ -12,7 +12,7 @@ from rich.console import Console
 from bert_tasks.terminal import BestEffortStream, printable, printable_json, write_message
 from bert_tasks.training.progress import Reporter
 from bert_tasks.training.step import StepLog
-from campaigns.fuzzing import acting
+from support.terminal_characters import acting
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\r\x08\x9b31m\u202egnp.exe\u2066\x7f\udcff\u2028\ufeff\U000e0041\0"
 TEXTS = st.text(st.characters() | st.sampled_from(HOSTILE))

@@ -14,9 +14,9 @@ from transformers import PreTrainedTokenizerBase
 from bert_tasks.cli import main
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import SequenceClassification
-from campaigns.fuzzing import acting
 from support.small_checkpoints import edit_config, save_checkpoint
 from support.small_tokenizers import LINES
+from support.terminal_characters import acting
 
 SEQUENCES = ("\x1b[2J", "\x1b]0;owned\x07", "\x9b31m", "\x08\x08", "\u202egnp", "\u2066", "\x7f", "\u200b", "\ufeff")
 HOSTILE = "".join(SEQUENCES)

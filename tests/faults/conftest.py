@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerBase
 
+from bert_tasks import load_recipe, train
 from support import runs
 from support.training_runs import save_checkpoint
 
@@ -16,11 +17,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory, bpe_tokenizer: PreTrain
 
 @pytest.fixture(scope="session")
 def straight(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run that nothing disturbed."""
+    """The folder of a run that nothing disturbed, made in this process."""
     folder = tmp_path_factory.mktemp("straight")
-    recipe = runs.write_recipe(folder, checkpoint)
-    ended = runs.run([*runs.CONSOLE, "train", recipe], folder=folder)
-    assert ended.code == 0, ended.err
+    train(load_recipe(runs.write_recipe(folder, checkpoint)), progress=False)
     return folder / "run"
 
 

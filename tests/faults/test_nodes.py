@@ -9,6 +9,7 @@ import pytest
 from safetensors.torch import load_file
 from transformers import PreTrainedTokenizerBase
 
+from bert_tasks import load_recipe, train
 from support import runs
 from support.training_runs import distance, save_checkpoint
 
@@ -53,7 +54,7 @@ def test_a_run_of_two_processes_goes_on_with_one(
     whole = tmp_path_factory.mktemp("whole")
     plain = save_checkpoint(tmp_path_factory.mktemp("plain"), bpe_tokenizer)
     recipe, straight = runs.write_recipe(tmp_path, plain), runs.write_recipe(whole, plain)
-    assert runs.run([*runs.CONSOLE, "train", straight], folder=whole).code == 0
+    train(load_recipe(straight), progress=False)
     program = runs.Program([*runs.TORCHRUN, "train", recipe], folder=tmp_path)
     program.until(lambda: runs.steps_done(tmp_path / "run") >= 13)
     program.send(signal.SIGTERM)

@@ -10,10 +10,10 @@ import pytest
 
 from support import runs
 
+pytestmark = pytest.mark.slow  # they start processes; tests/training has signals within one
 
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
-)
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_saves_and_the_printed_command_goes_on(
     recipe: Path, straight: Path, number: signal.Signals, code: int
 ) -> None:
@@ -37,7 +37,6 @@ def test_a_signal_saves_and_the_printed_command_goes_on(
     assert runs.events(folder / "run") == runs.events(straight)
 
 
-@pytest.mark.slow
 def test_the_command_to_resume_does_not_overwrite(recipe: Path) -> None:
     folder = recipe.parent
     program = runs.Program([*runs.CONSOLE, "train", "--overwrite", recipe, "--set", "optim.epochs=50"], folder=folder)
@@ -46,7 +45,6 @@ def test_the_command_to_resume_does_not_overwrite(recipe: Path) -> None:
     assert program.wait().err.splitlines()[-1] == f"resume: bert-tasks train {recipe} --set optim.epochs=50"
 
 
-@pytest.mark.slow
 def test_a_second_signal_ends_at_once_and_loses_nothing_saved(recipe: Path) -> None:
     """The step takes 0.2 seconds a micro-batch, so both signals arrive within it."""
     folder = recipe.parent
@@ -62,7 +60,6 @@ def test_a_second_signal_ends_at_once_and_loses_nothing_saved(recipe: Path) -> N
     assert not (folder / "run" / "checkpoints").exists()
 
 
-@pytest.mark.slow
 def test_a_signal_at_the_start_leaves_nothing_behind(recipe: Path) -> None:
     folder = recipe.parent
     program = runs.Program([*runs.CONSOLE, "train", recipe], folder=folder)
@@ -73,7 +70,6 @@ def test_a_signal_at_the_start_leaves_nothing_behind(recipe: Path) -> None:
     assert runs.run([*runs.CONSOLE, "train", recipe], folder=folder).code == 0
 
 
-@pytest.mark.slow
 def test_a_stopped_pair_of_processes_goes_on_exactly(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder, whole = recipe.parent, tmp_path_factory.mktemp("whole")
     straight = [*runs.TORCHRUN, "train", recipe, "--output-dir", whole / "run"]
@@ -90,7 +86,6 @@ def test_a_stopped_pair_of_processes_goes_on_exactly(recipe: Path, tmp_path_fact
     assert runs.events(folder / "run") == runs.events(whole / "run")
 
 
-@pytest.mark.slow
 def test_two_runs_do_not_share_a_folder(recipe: Path) -> None:
     folder, second = recipe.parent, recipe.parent / "second"
     second.mkdir()

@@ -22,6 +22,8 @@ import uvicorn
 from pydantic import TypeAdapter
 from starlette.responses import JSONResponse
 
+import rolling_restart
+import serve_soak
 from bert_tasks import environment, serving
 from bert_tasks.cli import main
 from bert_tasks.errors import CheckpointError, UsageError
@@ -33,7 +35,6 @@ from bert_tasks.serving.limits import Limits
 from bert_tasks.serving.listener import bound_listener, ignore_new_connections
 from bert_tasks.serving.server import host_names
 from bert_tasks.tasks import TASKS
-from campaigns import rolling_restart, serve_soak
 from support.runs import CONSOLE, PATIENCE, Program
 from support.servers import Serving, listening
 from support.small_checkpoints import copied

@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[2] / "bert_tasks"
@@ -16,9 +17,14 @@ class Source:
     text: str
     is_package: bool = False
 
-    @property
+    @cached_property
     def tree(self) -> ast.Module:
         return ast.parse(self.text)
+
+    @cached_property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """Every node of the tree, in the order of ``ast.walk``."""
+        return tuple(ast.walk(self.tree))
 
 
 @dataclass(frozen=True)
@@ -30,7 +36,9 @@ class Import:
     line: int
 
 
+@cache
 def package_sources() -> list[Source]:
+    """Returns every module of the package. The list and its trees are made once, so leave them as they are."""
     files = sorted(PACKAGE.rglob("*.py"))
     return [_source(file) for file in files]
 
@@ -43,7 +51,7 @@ def _source(file: Path) -> Source:
 
 def imports(source: Source) -> Iterator[Import]:
     """Every import, also inside functions, under TYPE_CHECKING and by ``import_module`` with a literal."""
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.Import):
             yield from (Import(alias.name, None, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

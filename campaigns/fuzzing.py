@@ -1,7 +1,7 @@
 """Damaged files and requests for everything that reads one: a valid one, edited at random, goes in; only our own errors
 come out, and none of their messages acts on a terminal.
 
-    PYTHONPATH=tests python -m campaigns.fuzzing --seconds 420    # of each group of targets
+    PYTHONPATH=tests:campaigns python -m fuzzing --seconds 420    # of each group of targets
 
 The figures go to results/fuzz.json.
 """
@@ -14,7 +14,6 @@ import signal
 import socket
 import tempfile
 import time
-import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 from safetensors.torch import save_file
 
+import binary_files as binary
 from bert_tasks.checkpoints.hub import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from bert_tasks.data.columns import without_labels
 from bert_tasks.data.options import ReadOptions
@@ -52,9 +52,9 @@ from bert_tasks.tasks.base import Task
 from bert_tasks.tasks.features import checked_features
 from bert_tasks.terminal import printable
 from bert_tasks.training import checkpoints as checkpointing
-from campaigns import binary_files as binary
 from support.runs import PATIENCE
 from support.servers import Serving
+from support.terminal_characters import acting
 
 Read = Callable[[bytes, Path], object]
 
@@ -72,8 +72,6 @@ TOKENS = (
     *(b"\x1b[2J", b"\xc2\x9b31m", b"\xe2\x80\xae", b"\\u001b", b"\\u202e"),
     *(b"\r\n\r\n", b"Content-Length: 5\r\n", b"Transfer-Encoding: chunked\r\n", b"Expect: 100-continue\r\n"),
 )
-_ACTING = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")  # controls, formats, surrogates, private, unassigned, separators
-_LEFT = "\n\t\u200c\u200d"  # they lay out a message, or are part of words and of emoji
 
 
 @dataclass(frozen=True)
@@ -83,11 +81,6 @@ class Target:
     valid: bytes
     read: Read
     edits: "Callable[[bytes], st.SearchStrategy[bytes]] | None" = None  # default: ``edited``
-
-
-def acting(text: str) -> set[str]:
-    """The characters of a text that a terminal would not show but obey."""
-    return {character for character in text if character not in _LEFT and unicodedata.category(character) in _ACTING}
 
 
 def _task(name: str) -> Task:
@@ -551,9 +544,9 @@ def campaign(groups: Mapping[str, Mapping[str, Target]], folder: Path, seconds: 
 
 
 def main() -> None:
-    from campaigns import faults
+    import reliability
 
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=SECONDS, help="of each group of targets")
     seconds = parser.parse_args().seconds
     began = time.monotonic()
@@ -563,8 +556,8 @@ def main() -> None:
         with connections(server) as sent:
             tried = campaign({**file_groups(folder), "connections": sent}, folder, seconds)
     figures = {"cases": sum(tried.values()), "failures": 0, "skipped": 0, "details": tried}
-    about = faults.provenance(f"python -m campaigns.fuzzing --seconds {seconds:g}", began)
-    faults.write("fuzz", {**figures, **about})
+    about = reliability.provenance(f"python -m fuzzing --seconds {seconds:g}", began)
+    reliability.write("fuzz", {**figures, **about})
 
 
 if __name__ == "__main__":

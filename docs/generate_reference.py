@@ -617,7 +617,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
 
 def main() -> None:
     """Writes the pages, and the schema that describes the same keys, below the folder given or in the repository."""
-    root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[2]
+    root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[1]
     (root / FOLDER).mkdir(parents=True, exist_ok=True)
     for name, page in PAGES.items():
         (root / FOLDER / name).write_text(page(), encoding="utf-8")

@@ -1,17 +1,29 @@
-"""Edited files and requests: a short round of every target, and contents that once broke something."""
+"""Edited files and requests: a short round of every target, and contents that once broke something.
+
+`make fuzz` tries the same targets at length.
+"""
 
 from pathlib import Path
 
 import pytest
 from onnx import ModelProto
 
+import fuzzing
 from bert_tasks.errors import CheckpointError, DataError
 from bert_tasks.tasks import TASKS
-from campaigns.fuzzing import READERS, RECIPES, Target, attempt, binary_files, connections, fuzz, loaders, requests
+from fuzzing import READERS, RECIPES, Target, attempt, binary_files, connections, fuzz, loaders, requests
 
 FIXED = {**READERS, **RECIPES, **binary_files()}
 LOADERS = ("weights.safetensors", "optimizer.safetensors", "state.json", "manifest.json")
-EXAMPLES = 60
+EXAMPLES = 20
+# Contents that once broke something at full length.
+FOUND = {"model vocab.txt": [b"[CLS]\n[SEP]\n[MASK]\na\nb\nc\nd\ne\nf\ng\nh\ni\nj\nk\nl\nm\nn\no\n"]}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Target]:
+    """What opens a model, an export, a run or one of their files."""
+    return loaders(tmp_path_factory.mktemp("files"))
 
 
 @pytest.mark.parametrize("name", FIXED)
@@ -20,15 +32,14 @@ def test_files_are_read_or_refused(name: str, tmp_path: Path) -> None:
     fuzz(FIXED[name], tmp_path, examples=EXAMPLES)
 
 
-def test_models_and_checkpoints_are_read_or_refused(tmp_path: Path) -> None:
-    targets = loaders(tmp_path)
-    assert {f"run {name}" for name in LOADERS} <= targets.keys()
-    assert {"model config.json", "model model.safetensors", "export model.onnx", "export export.json"} <= targets.keys()
-    for name, target in targets.items():
+def test_models_and_checkpoints_are_read_or_refused(files: dict[str, Target], tmp_path: Path) -> None:
+    assert {f"run {name}" for name in LOADERS} <= files.keys()
+    assert {"model config.json", "model model.safetensors", "export model.onnx", "export export.json"} <= files.keys()
+    for name, target in files.items():
         folder = tmp_path / name.replace(" ", "-")
         folder.mkdir()
         assert attempt(target, target.valid, folder), name
-        fuzz(target, folder, examples=EXAMPLES // 2)
+        fuzz(target, folder, examples=EXAMPLES // 4)
 
 
 def test_bodies_of_requests_are_read_or_refused(tmp_path: Path) -> None:
@@ -44,7 +55,7 @@ def test_a_server_answers_or_closes_the_connection_and_goes_on(tmp_path: Path) -
     with connections(tmp_path) as targets:
         for name, target in targets.items():
             assert attempt(target, target.valid, tmp_path), name
-            fuzz(target, tmp_path, examples=EXAMPLES // 4)
+            fuzz(target, tmp_path, examples=15)
 
 
 def test_a_refusal_that_acts_on_a_terminal_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -53,20 +64,15 @@ def test_a_refusal_that_acts_on_a_terminal_is_found(monkeypatch: pytest.MonkeyPa
 
     target = Target(b"", refuse)
     assert not attempt(target, b"\x1b[2J", tmp_path)
-    monkeypatch.setattr("campaigns.fuzzing.printable", str)
+    monkeypatch.setattr(fuzzing, "printable", str)
     with pytest.raises(AssertionError, match="x1b"):
         attempt(target, b"\x1b[2J", tmp_path)
 
 
-# Contents that once broke something at full length.
-FOUND = {"model vocab.txt": [b"[CLS]\n[SEP]\n[MASK]\na\nb\nc\nd\ne\nf\ng\nh\ni\nj\nk\nl\nm\nn\no\n"]}
-
-
 @pytest.mark.parametrize("name", FOUND)
-def test_what_fuzzing_found_is_refused(name: str, tmp_path: Path) -> None:
-    target = loaders(tmp_path)[name]
+def test_what_fuzzing_found_is_refused(name: str, files: dict[str, Target], tmp_path: Path) -> None:
     for content in FOUND[name]:
-        assert not attempt(target, content, tmp_path)
+        assert not attempt(files[name], content, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -80,19 +86,19 @@ def test_what_fuzzing_found_is_refused(name: str, tmp_path: Path) -> None:
     ids=["another input", "a name that is not UTF-8", "a product that cannot be computed", "a missing tensor"],
 )
 def test_graphs_that_fuzzing_found_are_refused(
-    valid: bytes, changed: bytes, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    valid: bytes, changed: bytes, files: dict[str, Target], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Neither onnxruntime nor its Python package may print: a graph's names would reach the terminal as they are."""
-    target = loaders(tmp_path)["export model.onnx"]
+    target = files["export model.onnx"]
     content = target.valid.replace(valid, changed, 1)
     assert content != target.valid
     assert not attempt(target, content, tmp_path)
     assert capfd.readouterr() == ("", "")
 
 
-def test_graphs_with_other_shapes_are_refused(tmp_path: Path) -> None:
+def test_graphs_with_other_shapes_are_refused(files: dict[str, Target], tmp_path: Path) -> None:
     """One answer for all rows together: nothing in the graph says so before it runs."""
-    target = loaders(tmp_path)["export model.onnx"]
+    target = files["export model.onnx"]
     changed = ModelProto.FromString(target.valid)
     axes = next(tensor for tensor in changed.graph.initializer if tensor.name == "axes")
     axes.dims[:], axes.int64_data[:] = [2], [0, 1]

@@ -1,6 +1,6 @@
 """A soak of the server on loopback: good, bad, slow, idle and vanishing clients at once, for as long as wanted.
 
-    PYTHONPATH=tests python -m campaigns.serve_soak MODEL --seconds 600
+    PYTHONPATH=tests:campaigns python -m serve_soak MODEL --seconds 600
 
 The model classifies texts, or pairs with two labels. Every good client compares its answer with the model's own: a
 request without one is lost, one with another's exchanged. A bomb is a request of long texts within all limits. Printed

@@ -1,6 +1,6 @@
 """The targets of ``fuzzing`` but those of a server, with edits guided by the lines of the package that they reach.
 
-    PYTHONPATH=tests python -m campaigns.guided_fuzzing --seconds 420    # of each group of targets
+    PYTHONPATH=tests:campaigns python -m guided_fuzzing --seconds 420    # of each group of targets
 
 The figures go to results/guided.json.
 
@@ -20,7 +20,7 @@ from pathlib import Path
 import atheris
 
 with atheris.instrument_imports(include=["bert_tasks"]):
-    from campaigns.fuzzing import SECONDS, TOKENS, Target, attempt, file_groups
+    from fuzzing import SECONDS, TOKENS, Target, attempt, file_groups
 
 KEPT = 200  # contents after which the files that reading them left are removed
 
@@ -59,7 +59,7 @@ def run_process(name: str, folder: Path, seconds: float) -> int:
     command = [
         sys.executable,
         "-m",
-        "campaigns.guided_fuzzing",
+        "guided_fuzzing",
         "--target",
         name,
         "--folder",
@@ -75,7 +75,7 @@ def run_process(name: str, folder: Path, seconds: float) -> int:
 
 
 def campaign(seconds: float) -> None:
-    from campaigns import faults
+    import reliability
 
     began, tried = time.monotonic(), {}
     root = Path(tempfile.mkdtemp(prefix="guided-"))
@@ -83,13 +83,13 @@ def campaign(seconds: float) -> None:
         for number, name in enumerate(group):
             tried[name] = run_process(name, root / f"{len(tried)}-{number}", seconds / len(group))
     shutil.rmtree(root)
-    about = faults.provenance(f"python -m campaigns.guided_fuzzing --seconds {seconds:g}", began)
+    about = reliability.provenance(f"python -m guided_fuzzing --seconds {seconds:g}", began)
     figures = {"cases": sum(tried.values()), "failures": 0, "skipped": 0, "details": tried}
-    faults.write("guided", {**figures, **about})
+    reliability.write("guided", {**figures, **about})
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=SECONDS, help="of each group of targets")
     parser.add_argument("--target", help="only this one, in this process")
     parser.add_argument("--folder", type=Path, help="where it works")

@@ -1,8 +1,8 @@
 """Runs the fault suite at full length and writes results/: a JSON for each class, and RELIABILITY.md.
 
-    PYTHONPATH=tests python -m campaigns.faults                 # all classes
-    PYTHONPATH=tests python -m campaigns.faults kills ranks     # some
-    PYTHONPATH=tests python -m campaigns.faults --document      # only the document, from the JSON files there are
+    PYTHONPATH=tests:campaigns python -m reliability                 # all classes
+    PYTHONPATH=tests:campaigns python -m reliability kills ranks     # some
+    PYTHONPATH=tests:campaigns python -m reliability --document      # only the document, from the JSON files there are
 
 A case is a test, or what a test says it tried (``record_property("cases", N)``).
 """
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 FOLDER = Path(__file__).with_name("results")
 DOCUMENT = FOLDER / "RELIABILITY.md"
 VERSIONS = ("bert-tasks", "torch", "transformers", "accelerate", "safetensors")
@@ -116,19 +116,19 @@ CLASSES = {
         promise="Whatever a file or a request holds, readers, the recipe parser, the loaders of models, exports and "
         "checkpoints and the server read it or refuse it with an error of the package whose message does not act on a "
         "terminal.",
-        tests=("tests/campaigns/test_fuzzing.py",),
+        tests=("tests/faults/test_damaged_files.py",),
     ),
     "guided": FaultClass(
         promise="The same files and bodies of requests, with edits that are guided by the lines of the package that "
         "they reach (atheris).",
-        tests=("tests/campaigns/guided_fuzzing.py",),
+        tests=("campaigns/guided_fuzzing.py",),
     ),
     "mutants": FaultClass(
         promise="A random fault in the code of the package (another comparison, operator, constant, default or return "
         "value, a negated condition, a dropped statement) makes a test of that part of the package fail. A failure is "
         "a fault that no test noticed; skipped are faults that change nothing anybody can see. In brackets is how many "
         "of the faults in each part of the package were killed.",
-        tests=("tests/campaigns/mutants.py",),
+        tests=("campaigns/mutants.py",),
     ),
 }
 
@@ -241,7 +241,7 @@ def _not_killed(mutants: list[dict[str, str]]) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("classes", nargs="*", choices=[*CLASSES, []], help="default: all")
     parser.add_argument("--document", action="store_true", help="run nothing")
     options = parser.parse_args()

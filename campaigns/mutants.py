@@ -1,8 +1,8 @@
 """Puts random faults into the package, one at a time, and reports which of them its tests notice.
 
-    PYTHONPATH=tests python -m campaigns.mutants                                # 200 of the package
-    PYTHONPATH=tests python -m campaigns.mutants --package encoder --count 40   # 40 of one package, or one module
-    PYTHONPATH=tests python -m campaigns.mutants --package encoder --list       # print them and run nothing
+    PYTHONPATH=tests:campaigns python -m mutants                                # 200 of the package
+    PYTHONPATH=tests:campaigns python -m mutants --package encoder --count 40   # 40 of one package, or one module
+    PYTHONPATH=tests:campaigns python -m mutants --package encoder --list       # print them and run nothing
 
 A fault is drawn by its seed, put into a copy of the package, and the tests of that part of the package run on the copy:
 first those of the module, then those of its folder, then those of the folders that use it most. It is killed if a test
@@ -37,11 +37,11 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from campaigns import faults
-from campaigns.mutations import Mutation, code_lines, mutations_of
+import reliability
+from mutations import Mutation, code_lines, mutations_of
 
-PACKAGE = faults.ROOT / "bert_tasks"
-TESTS = faults.ROOT / "tests"
+PACKAGE = reliability.ROOT / "bert_tasks"
+TESTS = reliability.ROOT / "tests"
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.toml")
 COUNT, SEED = 200, 0
 LONGEST = 1800.0  # seconds for the tests of one part without a fault
@@ -186,7 +186,7 @@ class Copy:
         """Runs tests on the copy; what ended them, or None if all passed."""
         with tempfile.TemporaryDirectory(dir=self.folder, ignore_cleanup_errors=True) as scratch:
             options = ["-x", "-q", "--tb=no", "-p", "no:cacheprovider", "-rfE", "--no-header"]
-            config = ["-c", str(faults.ROOT / "pyproject.toml"), "--rootdir", str(faults.ROOT)]
+            config = ["-c", str(reliability.ROOT / "pyproject.toml"), "--rootdir", str(reliability.ROOT)]
             command = [sys.executable, "-m", "pytest", *config, *options, *map(str, tests)]
             output = Path(scratch) / "output.txt"
             with output.open("wb") as file:
@@ -215,7 +215,7 @@ class Copy:
             "HF_HUB_OFFLINE": "1",
             "HF_HOME": str(Path(scratch) / "huggingface"),
             "TMPDIR": scratch,
-            "BERT_TASKS_REPOSITORY": str(faults.ROOT),
+            "BERT_TASKS_REPOSITORY": str(reliability.ROOT),
         }
 
     def test(self, mutant: Mutant, limits: Mapping[str, float]) -> Result:
@@ -259,6 +259,18 @@ def equivalent() -> dict[tuple[str, str, str], str]:
     """The faults that nobody can see, with the reason."""
     entries = tomllib.loads(EQUIVALENT.read_text("utf-8"))["mutant"]
     return {(entry["file"], entry["function"], entry["change"]): entry["reason"] for entry in entries}
+
+
+def check_equivalent() -> None:
+    """Ends the campaign if an entry of ``equivalent_mutants.toml`` names code that has changed: judge it again.
+
+    Raises:
+        SystemExit: The package has no such fault any more.
+    """
+    keys = {Mutant(file, fault).key for file, text in sources_of([]).items() for fault in mutations_of(text)}
+    outdated = [key for key in equivalent() if key not in keys]
+    if outdated:
+        raise SystemExit(f"{EQUIVALENT.name} names faults that the package no longer has: {outdated}")
 
 
 def time_limit(unit: str, copy: Copy) -> float:
@@ -326,7 +338,7 @@ def report(results: Sequence[Result]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=COUNT, help=f"faults to try (default: {COUNT})")
     parser.add_argument("--seed", type=int, default=SEED, help="decides which faults")
     parser.add_argument(
@@ -339,13 +351,14 @@ def main() -> None:
     if options.list:
         print(*mutants, sep="\n")
         return
+    check_equivalent()
     began = time.monotonic()
     summary = report(campaign(mutants, options.workers))
     if options.package:
         print(json.dumps(summary, indent=2))
         return
-    command = f"python -m campaigns.mutants --count {options.count} --seed {options.seed}"
-    faults.write("mutants", {**summary, **faults.provenance(command, began)})
+    command = f"python -m mutants --count {options.count} --seed {options.seed}"
+    reliability.write("mutants", {**summary, **reliability.provenance(command, began)})
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Rolling restarts of two servers on loopback, under clients that keep their connections.
 
-    PYTHONPATH=tests python -m campaigns.rolling_restart MODEL --restarts 10 --requests 50000
+    PYTHONPATH=tests:campaigns python -m rolling_restart MODEL --restarts 10 --requests 50000
 
 Again and again a new server is started, and when it is ready the oldest one gets SIGTERM, while clients still use it.
 A client whose connection is refused goes to the other server. A connection that ends before its answer has arrived is a
