@@ -266,28 +266,21 @@ def test_dangling_link_is_named(tmp_path: Path) -> None:
         read_weights(tmp_path)
 
 
-def test_missing_shard_is_named(tmp_path: Path) -> None:
-    write_shards(tmp_path)
-    (tmp_path / "model-00002-of-00002.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"model-00002-of-00002\.safetensors: No such file"):
-        read_weights(tmp_path)
-
-
 @pytest.mark.parametrize(
-    ("content", "reason"),
-    [({"z": TENSORS["a"]}, "a is missing from"), (TENSORS, "b is not listed by the index but is in")],
+    ("index", "content", "reason"),
+    [
+        ("{}", TENSORS, "expected `weight_map`"),
+        ('{"weight_map": []}', TENSORS, "expected `weight_map`"),
+        ('{"weight_map": {"a": 1}}', TENSORS, "expected `weight_map`"),
+        ('{"weight_map": {"a": "s"}}', {"z": TENSORS["a"]}, r"index\.json: a is missing from s"),
+        ('{"weight_map": {"a": "s"}}', TENSORS, r"index\.json: b is not listed by the index but is in s"),
+        ('{"weight_map": {"a": "gone"}}', TENSORS, r"/gone: No such file"),
+    ],
 )
-def test_index_and_shard_must_agree(content: dict[str, torch.Tensor], reason: str, tmp_path: Path) -> None:
-    save_file(content, tmp_path / "s.safetensors")
-    point(tmp_path / "model.safetensors.index.json", "s.safetensors")
-    with pytest.raises(CheckpointError, match=rf"index\.json: {reason} s\.safetensors"):
-        read_weights(tmp_path)
-
-
-@pytest.mark.parametrize("content", ["{}", '{"weight_map": []}', '{"weight_map": {"a": 1}}'])
-def test_index_without_map(content: str, tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors.index.json").write_text(content)
-    with pytest.raises(CheckpointError, match="expected `weight_map`"):
+def test_index_and_shards_must_agree(index: str, content: dict[str, torch.Tensor], reason: str, tmp_path: Path) -> None:
+    save_file(content, tmp_path / "s")
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(CheckpointError, match=reason):
         read_weights(tmp_path)
 
 
