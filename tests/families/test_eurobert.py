@@ -1,4 +1,4 @@
-"""EuroBERT's configurations, how its sequence head pools, and its head over the vocabulary, which is one table or none.
+"""How EuroBERT's sequence head pools, and its head over the vocabulary, which is one table or none.
 
 UltraBERT's table over the vocabulary is tied by the same field.
 """

@@ -1,4 +1,4 @@
-"""GTE's configurations, and files with the names of published ones and of transformers' modules."""
+"""GTE's tables of segments, and files with the names of published ones and of transformers' modules."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""NomicBERT's published configurations, and files with the names of published ones and of transformers' modules."""
+"""NomicBERT's heads of another size, and files with the names of published ones and of transformers' modules."""
 
 from pathlib import Path
 
