@@ -60,6 +60,11 @@ def test_pretraining_checkpoint(family: str, name: str, tmp_path: Path) -> None:
     assert summary.sizes["parameters"] == sum(parameter.numel() for parameter in model.parameters())
 
 
+def test_a_base_model_may_be_without_its_pooler(tmp_path: Path) -> None:
+    hf_model("bert", dtype=torch.float32, add_pooling_layer=False).save_pretrained(tmp_path)
+    assert inspect_checkpoint(tmp_path).problems == ()
+
+
 def test_checkpoint_of_a_class_that_is_not_known(tmp_path: Path) -> None:
     model = transformers.BertForNextSentencePrediction(hf_config("bert"))
     model.save_pretrained(tmp_path)

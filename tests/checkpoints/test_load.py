@@ -353,7 +353,9 @@ def test_head_of_another_size_is_new_in_training_only(family: str) -> None:
     output = names["head.output.weight"][0]
     with pytest.raises(CheckpointError, match=rf"{output} has shape \[5, 36\], expected \[3, 36\]"):
         match_weights(model.state_dict(), names, head_may_be_new=False, **options)
+    loose = match_weights(model.state_dict(), names, head_may_be_new=False, strict=False, **options)
     matched = match_weights(model.state_dict(), names, head_may_be_new=True, **options)
+    assert set(loose.report.dropped) == set(matched.report.dropped)
     assert set(matched.report.new) == {output, output.replace("weight", "bias")}
     assert set(matched.report.dropped) == set(matched.report.new)
     assert ("head.dense.weight" in matched.tensors) == ("head.dense.weight" in shapes)
