@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from huggingface_hub.utils import httpx
 
-from bert_tasks.checkpoints.hub import resolve
+from bert_tasks.checkpoints.hub import fold_runs, resolve
 from bert_tasks.errors import CheckpointError, UsageError
 from support.hub_server import HubServer, commit_of
 
@@ -87,6 +87,12 @@ def test_of_the_runs_of_several_seeds_one_must_be_named(tmp_path: Path) -> None:
     (tmp_path / "seed-7").mkdir()
     with pytest.raises(CheckpointError, match=r"holds the models of several runs. Name one of them.*seed-7$"):
         resolve(tmp_path)
+
+
+def test_folds_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    for name in ("fold-10", "fold-9", "fold-x", "logs"):
+        (tmp_path / name).mkdir()
+    assert [path.name for path in fold_runs(tmp_path)] == ["fold-9", "fold-10"]
 
 
 def test_a_run_that_was_stopped_says_where(tmp_path: Path) -> None:

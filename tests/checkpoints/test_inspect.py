@@ -14,7 +14,13 @@ from bert_tasks.errors import CheckpointError
 from support.hf_models import EVERY_HEAD, FAMILIES, PREFIX, WITH_CHOICE, Head, hf_config, hf_model
 
 
-@pytest.mark.parametrize(("family", "head"), EVERY_HEAD)
+@pytest.mark.parametrize(
+    ("family", "head"),
+    [
+        pytest.param(family, head, marks=() if family == "bert" or head == "sequence" else pytest.mark.slow)
+        for family, head in EVERY_HEAD
+    ],
+)
 def test_every_kind_of_checkpoint(family: str, head: Head, tmp_path: Path) -> None:
     model = hf_model(family, head, dtype=torch.float32)
     model.save_pretrained(tmp_path)
@@ -38,15 +44,25 @@ PRETRAINING_CLASSES = {
 }
 
 
-@pytest.mark.parametrize("name", PRETRAINING_CLASSES)
-def test_pretraining_checkpoint(name: str, tmp_path: Path) -> None:
-    family = next(family for family in FAMILIES if name.startswith(f"{PREFIX[family]}For"))
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        (next(family for family in FAMILIES if name.startswith(f"{PREFIX[family]}For")), name)
+        for name in PRETRAINING_CLASSES
+    ],
+)
+def test_pretraining_checkpoint(family: str, name: str, tmp_path: Path) -> None:
     model = getattr(transformers, name)(hf_config(family, num_labels=2)).half()
     model.save_pretrained(tmp_path)
     summary = inspect_checkpoint(tmp_path)
     assert (summary.head, summary.dtypes, summary.problems) == (PRETRAINING_CLASSES[name], ("float16",), ())
     assert (summary.report.dropped, summary.report.ignored) == ((), ())
     assert summary.sizes["parameters"] == sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_a_base_model_may_be_without_its_pooler(tmp_path: Path) -> None:
+    hf_model("bert", dtype=torch.float32, add_pooling_layer=False).save_pretrained(tmp_path)
+    assert inspect_checkpoint(tmp_path).problems == ()
 
 
 def test_checkpoint_of_a_class_that_is_not_known(tmp_path: Path) -> None:

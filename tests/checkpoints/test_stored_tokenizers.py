@@ -87,7 +87,7 @@ def plain(encoding: Any) -> dict[str, Any]:
     return {name: value.tolist() if isinstance(value, torch.Tensor) else value for name, value in encoding.items()}
 
 
-@pytest.mark.parametrize("second", [0, 1])
+@pytest.mark.parametrize("second", [1, pytest.param(0, marks=pytest.mark.slow)])
 def test_every_call_and_every_file_is_that_of_transformers(
     folder: Path, second: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

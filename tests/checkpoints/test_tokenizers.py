@@ -3,7 +3,6 @@
 import errno
 import json
 import logging
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -60,61 +59,40 @@ def test_no_files(folder: Path) -> None:
         load_tokenizer(folder, vocab_size=VOCABULARY)
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "reason"),
-    [
-        ("tokenizer.json", b"", "empty"),
-        ("tokenizer.json", b'{"version": "1.0", "tru', "not valid JSON"),
-        ("tokenizer.json", b"{}", "does not load"),
-        ("tokenizer.json", b'{"model": {"type": "X"}, "added_tokens": []}', "does not load"),
-        ("tokenizer.json", b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
-        ("tokenizer_config.json", b"{", "not valid JSON"),
-    ],
-)
-def test_damaged_file_is_named(name: str, content: bytes, reason: str, folder: Path) -> None:
-    (folder / name).write_bytes(content)
-    with pytest.raises(CheckpointError, match=rf"/{name}: .*{reason}"):
+FAST, SETTINGS = "tokenizer.json", "tokenizer_config.json"
+NO_LENGTH = r"model_max_length is .*, expected a number of tokens"
+# New content of some files (None removes one), and what the message says.
+DAMAGES: list[tuple[dict[str, bytes | None], str]] = [
+    ({FAST: b""}, rf"/{FAST}: .*empty"),
+    ({FAST: b'{"version": "1.0", "tru'}, rf"/{FAST}: .*not valid JSON"),
+    ({FAST: b"{}"}, rf"/{FAST}: .*does not load"),
+    ({FAST: b'{"model": {"type": "X"}, "added_tokens": []}'}, rf"/{FAST}: .*does not load"),
+    ({FAST: b"version https://git-lfs.github.com/spec/v1\n"}, rf"/{FAST}: .*git lfs pull"),
+    ({SETTINGS: b"{"}, rf"/{SETTINGS}: .*not valid JSON"),
+    ({FAST: None, SETTINGS: b'{"tokenizer_class": "BertJapaneseTokenizer"}'}, "BertJapaneseTokenizer is a slow"),
+    ({FAST: None, "vocab.txt": b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n"}, "recognises no ordinary text"),
+    (
+        {"vocab.txt": None, SETTINGS: b'{"tokenizer_class": "PreTrainedTokenizerFast"}'},
+        "the tokenizer has no cls or bos, no sep or eos token",
+    ),
+    *(({SETTINGS: b'{"model_max_length": %s}' % value}, NO_LENGTH) for value in (b'"512"', b"true", b"0", b"12.5")),
+]
+
+
+@pytest.mark.parametrize(("contents", "message"), DAMAGES)
+def test_what_cannot_be_used_is_named(contents: dict[str, bytes | None], message: str, folder: Path) -> None:
+    for name, content in contents.items():
+        if content is None:
+            (folder / name).unlink()
+        else:
+            (folder / name).write_bytes(content)
+    with pytest.raises(CheckpointError, match=message):
         load_tokenizer(folder, vocab_size=VOCABULARY, required=False)
-
-
-def test_pipe_does_not_hang(folder: Path) -> None:
-    (folder / "tokenizer.json").unlink()
-    os.mkfifo(folder / "tokenizer.json")
-    with pytest.raises(CheckpointError, match="not a regular file"):
-        load_tokenizer(folder, vocab_size=VOCABULARY)
 
 
 def test_vocabulary_must_fit_the_model(folder: Path) -> None:
     with pytest.raises(CheckpointError, match="has 30522 tokens, but the model has 30521 embeddings"):
         load_tokenizer(folder, vocab_size=VOCABULARY - 1)
-
-
-def test_slow_tokenizer_is_refused(folder: Path) -> None:
-    (folder / "tokenizer.json").unlink()
-    edit(folder / "tokenizer_config.json", tokenizer_class="BertJapaneseTokenizer")
-    with pytest.raises(CheckpointError, match="BertJapaneseTokenizer is a slow tokenizer"):
-        load_tokenizer(folder, vocab_size=VOCABULARY)
-
-
-def test_vocabulary_of_special_tokens_only(folder: Path) -> None:
-    (folder / "tokenizer.json").unlink()
-    (folder / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n")
-    with pytest.raises(CheckpointError, match="recognises no ordinary text"):
-        load_tokenizer(folder, vocab_size=VOCABULARY)
-
-
-def test_missing_roles_are_named(folder: Path) -> None:
-    (folder / "vocab.txt").unlink()
-    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
-    with pytest.raises(CheckpointError, match="the tokenizer has no cls or bos, no sep or eos token"):
-        load_tokenizer(folder, vocab_size=VOCABULARY)
-
-
-@pytest.mark.parametrize("length", ["512", True, 0, -1, 12.5, [512]])
-def test_a_longest_text_that_is_no_number_of_tokens(length: Any, folder: Path) -> None:
-    edit(folder / "tokenizer_config.json", model_max_length=length)
-    with pytest.raises(CheckpointError, match=r"model_max_length is .*, expected a number of tokens"):
-        load(folder)
 
 
 @pytest.mark.parametrize("length", [64, 64.0, 10**30, 1e30])

@@ -64,16 +64,6 @@ def test_padded_rows_attend_to_real_tokens_only() -> None:
     assert not torch.allclose(context, expected)
 
 
-def test_what_else_is_in_the_batch_does_not_matter() -> None:
-    layout = layout_of(RAGGED)
-    qkv = random_qkv(sum(RAGGED))
-    together = attend(qkv, layout, dropout=0.0)
-    for first, length in zip(layout.first_rows.tolist(), RAGGED, strict=True):
-        rows = slice(first, first + length)
-        alone = attend(qkv[rows].contiguous(), layout_of((length,)), dropout=0.0)
-        torch.testing.assert_close(together[rows], alone, rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize("slack", [0.125, 1.0])
 def test_gradients_are_those_of_finite_differences(slack: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "GROUP_SLACK", slack)
@@ -86,20 +76,6 @@ def ragged_regroup() -> Regroup:
     regroup = layout_of(RAGGED).regroup
     assert regroup is not None
     return regroup
-
-
-def test_gradients_of_padding_are_not_wanted() -> None:
-    """Attention masks padding, so rows get the gradients of their own place alone."""
-    regroup = ragged_regroup()
-    rows = random_qkv(sum(RAGGED)).requires_grad_()
-    padded = _pad(rows, regroup.pad_index, regroup.unpad_index)
-    assert torch.equal(padded, rows[regroup.pad_index])
-    weights = torch.randn(padded.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    (gradient,) = torch.autograd.grad((padded * weights).sum(), rows)
-    (expected,) = torch.autograd.grad(
-        (rows[regroup.pad_index][regroup.unpad_index] * weights[regroup.unpad_index]).sum(), rows
-    )
-    assert torch.equal(gradient, expected)
 
 
 def test_regrouping_has_exact_gradients() -> None:

@@ -34,6 +34,7 @@ def test_a_shape_holds_its_batch_and_follows_from_the_lengths(lengths: list[int]
     shape = GraphShape.of(lengths)
     assert shape == GraphShape.of(lengths[::-1])
     assert sum(lengths) <= shape.rows <= max(128, 1.5 * sum(lengths))
+    assert shape.rows in {factor * 2**power for factor in (2, 3) for power in range(15)}  # so there are few shapes
     starts = shape.starts(lengths)
     assert len(starts) == shape.sequences + 1
     sizes = starts.diff().tolist()

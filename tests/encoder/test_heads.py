@@ -201,15 +201,6 @@ def test_what_heads_read(head: Head, rows: int | None) -> None:
     assert (None if selection is None else len(selection.rows)) == rows
 
 
-@pytest.mark.parametrize("before_dense", [0.0, 0.3])
-def test_dropout_of_the_sequence_head(before_dense: float) -> None:
-    shape = HeadConfig(activation="relu", dense_dropout=before_dense, sequence_dropout=0.4, token_dropout=0.1)
-    fields = {name: getattr(CONFIG, name) for name in CONFIG.__dataclass_fields__}
-    head = SequenceHead(EncoderConfig(**{**fields, "head": shape}), 3)
-    assert head.dropout.p == 0.4
-    assert head.input_dropout.p == before_dense
-
-
 @pytest.mark.parametrize(("lengths", "training"), [(LENGTHS, False), (LENGTHS, True), ((1,), False)])
 def test_first_tokens_are_computed_alike_where_the_others_have_no_queries(
     lengths: tuple[int, ...], training: bool

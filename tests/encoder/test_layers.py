@@ -1,13 +1,11 @@
 """The encoder on packed rows: independent of the batch, the same bits twice, mixed precision, initial weights."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from bert_tasks.encoder import layers as stack
 from bert_tasks.encoder import packing
 from bert_tasks.encoder.config import Pooling
 from bert_tasks.encoder.layers import TransformerEncoder, initialize
@@ -15,8 +13,7 @@ from bert_tasks.encoder.linear import ACTIVATIONS
 from bert_tasks.encoder.packing import PackedBatch, pack
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import SequenceClassification
-from support.hf_models import FAMILIES, hf_config, hf_model, widen
-from support.parity import ours_from, packed_rows
+from support.hf_models import FAMILIES, hf_config, widen
 
 LENGTHS = (17, 1, 48, 9, 2, 46, 17, 30, 16)
 
@@ -51,27 +48,6 @@ def test_logits_do_not_depend_on_order_or_company(family: str, pooling: Pooling)
         torch.testing.assert_close(alone, together[i : i + 1], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("pooling", ["cls", "attention"])
-@torch.no_grad()
-def test_the_last_layer_makes_only_the_queries_that_are_read(pooling: Pooling, monkeypatch: pytest.MonkeyPatch) -> None:
-    queries: list[int] = []
-
-    def counting(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def counted(first: Tensor, *arguments: Any, **options: Any) -> Tensor:
-            queries.append(len(first))
-            return kernel(first, *arguments, **options)
-
-        return counted
-
-    for name in ("attend", "attend_cls_query"):
-        monkeypatch.setattr(stack, name, counting(getattr(stack, name)))
-    model = task_model("bert", pooling=pooling)
-    model(batch_of(random_ids(), position_offset=0))
-    layers = len(model.config.layer_order)
-    read = len(LENGTHS) if pooling == "cls" else sum(LENGTHS)
-    assert queries == [sum(LENGTHS)] * (layers - 1) + [read]
-
-
 @pytest.mark.parametrize("slack", [0.0, 1.0])
 def test_logits_and_gradients_do_not_depend_on_the_groups(slack: float, monkeypatch: pytest.MonkeyPatch) -> None:
     model, ids = task_model("bert"), random_ids()
@@ -93,16 +69,14 @@ def test_two_threads_give_the_same_bits_twice(pooling: Pooling) -> None:
     config = hf_config("bert", hidden_size=64, num_hidden_layers=1).to_dict()
     task = SequenceClassification.of(labels=("a", "b", "c"), max_length=48, pooling=pooling)
     model = TaskModel(config, task).train()
-    ids = [[3 + token % 4 for token in tokens] for tokens in random_ids(LENGTHS * 6)]
+    ids = [[3 + token % 4 for token in tokens] for tokens in random_ids(LENGTHS * 3)]
     batch = batch_of(ids, position_offset=0)
 
     def gradients() -> tuple[Tensor, ...]:
         torch.manual_seed(5)
         return torch.autograd.grad(model(batch).square().sum(), list(model.parameters()))
 
-    first = gradients()
-    for _ in range(2):
-        assert all(torch.equal(gradient, other) for gradient, other in zip(first, gradients(), strict=True))
+    assert all(torch.equal(gradient, other) for gradient, other in zip(gradients(), gradients(), strict=True))
 
 
 @pytest.mark.parametrize(
@@ -125,14 +99,6 @@ def test_bfloat16_stays_near_single_precision(family: str, pooling: Pooling) -> 
     for value, other in ((near.detach().float(), exact.detach()), (gradient, exact_gradient)):
         assert float((value - other).abs().max()) <= 0.05 * float(other.abs().max())
     assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
-
-
-def test_the_encoder_alone_does_not_depend_on_the_batch() -> None:
-    model, ids = ours_from(hf_model("albert"), "base"), random_ids((9, 3))
-    with torch.no_grad():
-        both = packed_rows(model, batch_of(ids, position_offset=0))
-        short = packed_rows(model, batch_of(ids[1:], position_offset=0))
-    torch.testing.assert_close(both[:3], short, rtol=0, atol=1e-12)
 
 
 def test_activations() -> None:

@@ -5,7 +5,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,9 +13,8 @@ from torch.nn import functional as F
 
 from bert_tasks import environment
 from bert_tasks.encoder import cpu
-from bert_tasks.encoder import linear as linear_module
 from bert_tasks.encoder.config import Activation
-from bert_tasks.encoder.cpu import linear_on_cpu, matmul_library
+from bert_tasks.encoder.cpu import matmul_library
 from bert_tasks.encoder.linear import ACTIVATIONS, Linear, linear, linear_activation
 from bert_tasks.errors import UsageError
 
@@ -104,37 +102,6 @@ def test_an_activation_without_gradients_is_that_of_torch(
     assert torch.allclose(expected, ACTIVATIONS[activation](F.linear(x, layer.weight, layer.bias)), atol=1e-6)
     assert torch.allclose(result, expected, atol=1e-6)
     assert not torch.allclose(result, layer(x), atol=0.1)
-
-
-@pytest.mark.parametrize(
-    ("activation", "dtype_name"), [("gelu", "float32"), ("gelu_new", "float64"), ("gelu", "bfloat16")]
-)
-def test_an_activation_without_gradients_overwrites_the_product(
-    undecided: None, monkeypatch: pytest.MonkeyPatch, dtype_name: str, activation: Activation
-) -> None:
-    monkeypatch.setenv("BERT_TASKS_MATMUL", "mkl")
-    torch.manual_seed(0)
-    dtype = torch.float64 if dtype_name == "float64" else torch.float32
-    layer, x, products = Linear(8, 5, dtype=dtype), torch.randn(70, 8, dtype=dtype), []
-
-    def recorded(*arguments: Any) -> torch.Tensor:
-        products.append(linear_on_cpu(*arguments))
-        return products[-1]
-
-    monkeypatch.setattr(cpu, "linear_on_cpu", recorded)
-    monkeypatch.setattr(linear_module, "linear_on_cpu", recorded)
-    with torch.autocast("cpu", torch.bfloat16, enabled=dtype_name == "bfloat16"):
-        expected = linear_activation(layer, x, activation)
-        with torch.no_grad():
-            result = linear_activation(layer, x, activation)
-            hook = layer.register_forward_hook(lambda *_: None)
-            hooked = linear_activation(layer, x, activation)
-            hook.remove()
-    kept, overwritten, seen = products
-    assert torch.equal(result, expected)
-    assert result.data_ptr() == overwritten.data_ptr()
-    assert torch.equal(seen, kept)  # a hook may keep the product
-    assert torch.equal(hooked, expected)
 
 
 def test_a_layer_with_a_hook_or_in_a_wrapper_is_called(onednn: None) -> None:

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bert_tasks.encoder import attention
 from bert_tasks.encoder.attention import attend
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.layers import TransformerEncoder
@@ -89,14 +88,6 @@ def test_weights_are_dropped_beside_scores() -> None:
     assert errors.max() < 5.0
 
 
-@pytest.mark.parametrize("added", [{"scores": distances}, {"scale": 0.5}])
-def test_no_kernel_that_adds_no_scores_is_chosen(added: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
-    layout, qkv = packed(RAGGED).layout, random_qkv(sum(RAGGED))
-    expected = attend(qkv, layout, dropout=0.0, **added)  # type: ignore[arg-type]  # a dict
-    monkeypatch.setattr(attention, "flash_attention", None)  # which would not be callable
-    assert torch.equal(attend(qkv, layout, dropout=0.0, **added), expected)  # type: ignore[arg-type]  # a dict
-
-
 @dataclass
 class Counted:
     """Positions that turn queries around and add distances to the scores."""
@@ -145,24 +136,6 @@ def test_the_encoder_asks_once_for_all_layers() -> None:
     assert layout is batch.layout
     assert counter.layers == [layer.attention for layer in encoder.layers]
     assert not torch.allclose(run(encoder, batch), run(encoder_of(tiny()), batch))
-
-
-def test_first_tokens_attend_by_the_same_positions() -> None:
-    """The last layer computes their queries alone where positions are in the embeddings, and not here."""
-    encoder, batch = encoder_of(tiny(), CountedModule()), packed(RAGGED)
-    first = run(encoder, batch, Selection(rows=batch.layout.first_rows, first_tokens=True))
-    torch.testing.assert_close(first, run(encoder, batch)[batch.layout.first_rows], rtol=0, atol=1e-12)
-
-
-def test_checkpointed_layers_get_the_positions_too() -> None:
-    encoder, batch = encoder_of(tiny(hidden_dropout_prob=0.0), CountedModule()), packed(RAGGED)
-    encoder.train()
-    gradients = []
-    for checkpointing in (False, True):
-        encoder.gradient_checkpointing = checkpointing
-        torch.manual_seed(0)
-        gradients.append(torch.autograd.grad(run(encoder, batch).square().sum(), list(encoder.parameters())))
-    assert all(torch.equal(gradient, other) for gradient, other in zip(*gradients, strict=True))
 
 
 def test_embeddings_without_a_table_of_positions() -> None:

@@ -1,60 +1,24 @@
-"""EuroBERT's configurations, how its sequence head pools, and its head over the vocabulary, which is one table or none.
+"""How EuroBERT's sequence head pools, and its head over the vocabulary, which is one table or none.
 
 UltraBERT's table over the vocabulary is tied by the same field.
 """
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForMaskedLM, PreTrainedTokenizerBase
+from transformers import AutoModelForMaskedLM, PreTrainedTokenizerBase
 
 from bert_tasks import TaskModel, fit, predict
 from bert_tasks.checkpoints.inspect import inspect_checkpoint
 from bert_tasks.errors import CheckpointError
-from bert_tasks.families import encoder_config
 from bert_tasks.tasks import MaskedLanguageModeling, SequenceClassification
 from support.hf_models import hf_config, hf_model, random_batch
 from support.parity import ours_from, packed_difference, shaped_difference
 from support.small_checkpoints import edit_config, save_checkpoint, tokenizer_of
 from support.task_contract import numbers
 from support.task_examples import MASKED
-
-# EuroBERT-610m, as files from before transformers 5 have it.
-PUBLISHED: dict[str, Any] = {
-    "model_type": "eurobert",
-    "hidden_size": 1152,
-    "num_hidden_layers": 26,
-    "num_attention_heads": 18,
-    "num_key_value_heads": 6,
-    "intermediate_size": 4096,
-    "rope_theta": 250000,
-}
-
-
-def test_published_configs() -> None:
-    config = encoder_config(PUBLISHED)
-    assert config == encoder_config(AutoConfig.for_model(**PUBLISHED).to_dict())
-    assert (config.num_key_value_heads, config.head_size, set(config.rotary_theta)) == (6, 64, {250000.0})
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"tie_word_embeddings": None}, "tie_word_embeddings = None, expected true or false"),
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling = {.*} is not supported, only None is"),
-        ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type = 'yarn' is not supported, only 'default' is"),
-        ({"num_key_value_heads": 4}, "num_attention_heads 18 is not a multiple of num_key_value_heads 4"),
-        ({"num_key_value_heads": 0}, "num_key_value_heads = 0, expected at least 1"),
-        ({"head_dim": 5}, "rotary positions need heads of an even size, not 5"),
-        ({"classifier_pooling": "last"}, "classifier_pooling = 'last', expected 'late' or 'bos' or 'mean'"),
-    ],
-)
-def test_what_is_not_computed_is_rejected_by_name(changes: dict[str, object], message: str) -> None:
-    with pytest.raises(CheckpointError, match=message):
-        encoder_config(PUBLISHED | changes)
 
 
 @pytest.mark.parametrize("pooling", ["late", "bos", "mean"])

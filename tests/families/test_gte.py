@@ -1,4 +1,4 @@
-"""GTE's configurations, and files with the names of published ones and of transformers' modules."""
+"""GTE's tables of segments, and files with the names of published ones and of transformers' modules."""
 
 from pathlib import Path
 from typing import Any
@@ -6,53 +6,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
-from bert_tasks.errors import CheckpointError
-from bert_tasks.families import encoder_config
-from bert_tasks.model.encoder import Encoder
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import SequenceClassification
 from support.hf_models import hf_class, hf_config, hf_model, random_batch
 from support.parity import ours_from, packed_difference, shaped_difference
 from support.small_checkpoints import save_checkpoint
 from support.task_examples import TEXTS
-
-# gte-multilingual-base, with fields that only the code reads that it came with.
-PUBLISHED = {
-    "model_type": "gte",
-    "layer_norm_type": "layer_norm",
-    "logn_attention_scale": False,
-    "max_position_embeddings": 8192,
-    "pack_qkv": True,
-    "position_embedding_type": "rope",
-    "vocab_size": 250048,
-}
-
-
-def test_published_configs() -> None:
-    config = encoder_config(PUBLISHED)
-    assert config == encoder_config(AutoConfig.for_model(**PUBLISHED).to_dict())
-    assert (config.rotary_theta, config.second_segment) == ((160000.0,) * 12, 0)
-    with torch.device("meta"):
-        encoder = Encoder(PUBLISHED)
-    assert sum(parameter.numel() for parameter in encoder.parameters()) == pytest.approx(305e6, rel=0.01)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"rope_scaling": {"type": "ntk", "factor": 8.0}}, "rope_scaling = {.*} is not supported, only None is"),
-        ({"rope_parameters": {"type": "ntk"}}, "rope_type = 'ntk' is not supported, only 'default' is"),
-        ({"layer_norm_type": "rms_norm"}, "layer_norm_type = 'rms_norm' is not supported, only 'layer_norm' is"),
-        ({"logn_attention_scale": True}, "logn_attention_scale = True is not supported, only False is"),
-        ({"position_embedding_type": "absolute"}, "position_embedding_type = 'absolute' is not supported"),
-        ({"pack_qkv": False}, "pack_qkv = False is not supported, only True is"),
-    ],
-)
-def test_what_is_not_computed_is_rejected_by_name(changes: dict[str, object], message: str) -> None:
-    with pytest.raises(CheckpointError, match=message):
-        encoder_config(PUBLISHED | changes)
 
 
 @pytest.mark.parametrize("types", [0, 1])

@@ -1,4 +1,4 @@
-"""NomicBERT's published configurations, and files with the names of published ones and of transformers' modules."""
+"""NomicBERT's heads of another size, and files with the names of published ones and of transformers' modules."""
 
 from pathlib import Path
 
@@ -6,62 +6,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoConfig, NomicBertModel, PreTrainedModel
+from transformers import NomicBertModel, PreTrainedModel
 
 from bert_tasks.errors import CheckpointError
-from bert_tasks.families import encoder_config
 from bert_tasks.model.encoder import Encoder
 from support.hf_models import hf_config, hf_model, random_batch
 from support.parity import ours_from, packed_difference, shaped_difference
-
-# nomic-embed-text-v1.5, without fields that say nothing about what is computed.
-PUBLISHED = {
-    "model_type": "nomic_bert",
-    "activation_function": "swiglu",
-    "causal": False,
-    "layer_norm_epsilon": 1e-12,
-    "n_embd": 768,
-    "n_head": 12,
-    "n_inner": 3072,
-    "n_layer": 12,
-    "n_positions": 8192,
-    "parallel_block": False,
-    "prenorm": False,
-    "rotary_emb_base": 1000,
-    "rotary_emb_fraction": 1.0,
-    "rotary_emb_interleaved": False,
-    "type_vocab_size": 2,
-    "use_rms_norm": False,
-    "vocab_size": 30528,
-}
-
-
-def test_published_configs() -> None:
-    config = encoder_config(PUBLISHED)
-    assert config == encoder_config(AutoConfig.for_model(**PUBLISHED).to_dict())
-    assert (config.rotary_theta, config.usable_length) == ((1000.0,) * 12, 2048)
-    with torch.device("meta"):
-        encoder = Encoder(PUBLISHED)
-    assert sum(parameter.numel() for parameter in encoder.parameters()) == pytest.approx(137e6, rel=0.01)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"rotary_emb_base": 10000}, "rotary_emb_base = 10000 is not supported, only 1000 is"),
-        ({"n_head": 16}, "n_head = 16 is not supported, only 12 is"),
-        ({"activation_function": "gelu"}, "activation_function = 'gelu' is not supported, only 'swiglu' is"),
-        ({"num_experts": 8}, "num_experts = 8 is not supported, only 0 is"),
-        ({"rope_scaling": {"type": "ntk"}}, "rope_scaling = {'type': 'ntk'} is not supported, only None is"),
-        ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type = 'yarn' is not supported, only 'default' is"),
-        ({"rope_parameters": {"type": "dynamic"}}, "rope_type = 'dynamic' is not supported, only 'default' is"),
-        ({"rope_parameters": [1]}, r"rope_parameters = \[1\], expected one object for all layers"),
-        ({"head_dim": 3}, "rotary positions need heads of an even size, not 3"),
-    ],
-)
-def test_what_is_not_computed_is_rejected_by_name(changes: dict[str, object], message: str) -> None:
-    with pytest.raises(CheckpointError, match=message):
-        encoder_config(PUBLISHED | changes)
 
 
 @torch.no_grad()

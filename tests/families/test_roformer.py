@@ -12,7 +12,6 @@ from transformers import RoFormerModel
 from bert_tasks import Encoder
 from bert_tasks.checkpoints.tokenizers import load_tokenizer
 from bert_tasks.errors import CheckpointError
-from bert_tasks.families import encoder_config
 from support.hf_models import hf_config, hf_model, random_batch
 from support.parity import ours_from, packed_difference, shaped_difference
 
@@ -45,19 +44,6 @@ def test_positions_beyond_the_table_are_rejected() -> None:
     ours, batch = ours_from(hf_model("roformer"), "base"), random_batch("roformer")
     with pytest.raises(ValueError, match="position_ids holds 48, this checkpoint has embeddings for 0 to 47"):
         ours(batch.input_ids, batch.attention_mask, position_ids=torch.full_like(batch.input_ids, 48))
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"rotary_value": True}, "rotary_value = True is not supported, only False is"),
-        ({"num_attention_heads": 4}, "rotary positions need heads of an even size, not 9"),
-        ({"embedding_size": 0}, "embedding_size = 0, expected at least 1"),
-    ],
-)
-def test_what_is_not_computed_is_rejected(changes: dict[str, object], message: str) -> None:
-    with pytest.raises(CheckpointError, match=message):
-        encoder_config({**hf_config("roformer").to_dict(), **changes})
 
 
 def test_words_of_jieba_are_rejected_with_the_library_and_without(

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import AutoConfig, PreTrainedTokenizerBase, UltrabertForMaskedLM, UltrabertModel
 
 from bert_tasks import TaskModel, fit
-from bert_tasks.errors import CheckpointError, UsageError
+from bert_tasks.errors import UsageError
 from bert_tasks.families import converted_config, encoder_config
 from bert_tasks.model.encoder import Encoder
 from bert_tasks.tasks import SequenceClassification
@@ -50,43 +50,10 @@ def test_both_forms_of_the_config_are_read_as_in_transformers(changes: dict[str,
     assert encoder_config(published) == encoder_config(AutoConfig.for_model(**published).to_dict())
 
 
-def test_published_configs() -> None:
-    config = encoder_config(PUBLISHED)
-    assert config.attention_window == (128, 128, None) * 2
-    assert config.rotary_theta == (1e4, 1e4, 2.56e6) * 2
-    assert (config.num_key_value_heads, config.head_size, config.usable_length) == (4, 64, 32768)
-    assert (config.prediction_head_size, config.output_embedding_size, config.layer_norm_eps) == (768, 768, 1e-6)
+def test_lists_of_older_files() -> None:
     config = encoder_config(PUBLISHED | LISTS)
     assert config.attention_window == (None, 64, 64, None, 64, None)
     assert config.rotary_theta == tuple(LISTS["rope_theta"])
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling = {.*} is not supported, only None is"),
-        (
-            {"rope_parameters": {"full_attention": {"rope_type": "yarn"}}},
-            "rope_type = 'yarn' is not supported, only 'default' is",
-        ),
-        ({"rope_theta": 1e4}, r"rope_theta = 10000\.0, expected a list of 6 numbers"),
-        ({"rope_theta": [1e4] * 5}, r"rope_theta = \[.*\], expected a list of 6 numbers"),
-        ({"rope_theta": ["a"] * 6}, "the rope_theta of sliding_attention = 'a', expected a number"),
-        ({"attention_windows": [64]}, r"attention_windows = \[64\], expected a list of 6 numbers"),
-        ({"attention_windows": ["a"] * 6}, "sliding_window = 'a', expected an integer"),
-        ({"sliding_window": 0}, "sliding_window = 0, expected at least 1"),
-        ({"layer_types": ["sliding_attention"]}, "layer_types must name one of .* for each of the 6 layers"),
-        ({"num_key_value_heads": 5}, "num_attention_heads 12 is not a multiple of num_key_value_heads 5"),
-        ({"head_dim": 5}, "rotary positions need heads of an even size, not 5"),
-        ({"prediction_head_size": 0}, "prediction_head_size = 0, expected at least 1"),
-        ({"tie_word_embeddings": 1}, "tie_word_embeddings = 1, expected true or false"),
-        ({"classifier_pooling": "late"}, "classifier_pooling = 'late', expected 'cls' or 'mean'"),
-        ({"mlp_bias": True}, "mlp_bias = True is not supported, only False is"),
-    ],
-)
-def test_what_is_not_computed_is_rejected_by_name(changes: dict[str, object], message: str) -> None:
-    with pytest.raises(CheckpointError, match=message):
-        encoder_config(PUBLISHED | changes)
 
 
 @pytest.mark.parametrize("changes", [{}, LISTS])
