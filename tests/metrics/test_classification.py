@@ -204,6 +204,7 @@ def test_no_rows_are_an_error():
         classification.classification_metrics([], [], ["a", "b"])
 
 
+@pytest.mark.slow
 def test_the_pure_functions_load_no_library_but_numpy():
     code = (
         "import sys, bert_tasks.metrics.classification as m;"

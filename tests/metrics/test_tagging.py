@@ -161,6 +161,7 @@ def test_raw_tags_equal_scikit_learn(sides):
     assert all(type(value) is float for value in ours.values())
 
 
+@pytest.mark.slow
 def test_seqeval_is_loaded_only_when_entities_are_counted():
     code = (
         "import sys; from bert_tasks.metrics.tagging import tagging_metrics\n"

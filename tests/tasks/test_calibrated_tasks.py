@@ -100,6 +100,7 @@ def test_the_temperature_has_the_lowest_cross_entropy_and_changes_no_label(train
     assert metrics["untuned_ece"] != metrics["ece"]
 
 
+@pytest.mark.slow
 def test_the_temperature_is_fitted_anew_for_new_rows(trained: tuple[str, Path], tmp_path: Path) -> None:
     task, run = trained
     rows = TASKS[task][0]
@@ -109,6 +110,7 @@ def test_the_temperature_is_fitted_anew_for_new_rows(trained: tuple[str, Path], 
     assert model.task.output.temperature != before
 
 
+@pytest.mark.slow
 def test_the_report_shows_the_error_before_and_after(trained: tuple[str, Path], base: Path, tmp_path: Path) -> None:
     task, _ = trained
     rows, settings, _ = TASKS[task]
@@ -122,6 +124,7 @@ def test_the_report_shows_the_error_before_and_after(trained: tuple[str, Path], 
         assert "Accuracy by coverage" in page
 
 
+@pytest.mark.slow
 def test_several_tasks_have_a_temperature_each(base: Path, tmp_path: Path) -> None:
     rows = [{**row, "topic": other["label"]} for row, other in zip(SENTENCES, CLASSES, strict=True)]
     rows = [{**row, "text": other["text"]} for row, other in zip(rows, CLASSES, strict=True)]
@@ -168,29 +171,6 @@ def test_an_exported_model_has_the_same_scores(trained: tuple[str, Path], tmp_pa
             assert scores == pytest.approx(others, abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("task", "settings", "message"),
-    [
-        ("sequence-classification", {"problem_type": "regression"}, "single_label_classification"),
-        (
-            "sequence-classification",
-            {"problem_type": "multi_label_classification", "labels": ["a", "b"]},
-            "single_label_classification",
-        ),
-        ("token-classification", {"crf": True, "labels": ["a", "b"]}, "crf = true has no temperature"),
-        (
-            "sequence-classification",
-            {"labels": ["a", "b"], "calibration": "platt"},
-            "should be 'none' or 'temperature'",
-        ),
-        ("sequence-classification", {"labels": ["a", "b"], "temperature": 0.0}, "expected a number above 0"),
-    ],
-)
-def test_wrong_settings_are_named(base: Path, task: str, settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        TaskModel.from_pretrained(base, task=task, **{"calibration": "temperature", **settings})
-
-
 # Abstention.
 
 
@@ -224,19 +204,6 @@ def test_rows_without_a_label_are_written(trained: tuple[str, Path], tmp_path: P
     assert any(line["label"] is None for line in lines)
     with (tmp_path / "out.csv").open(newline="", encoding="utf-8") as file:
         assert [row["label"] == "" for row in csv.DictReader(file)] == [line["label"] is None for line in lines]
-
-
-@pytest.mark.parametrize(
-    ("limits", "message"),
-    [
-        ({"abstain_below": -0.1}, "abstain_below is -0.1, expected a number from 0 to 1"),
-        ({"abstain_below": 1.5}, "abstain_below is 1.5, expected a number from 0 to 1"),
-    ],
-)
-def test_wrong_limits_are_named(base: Path, limits: dict[str, float], message: str) -> None:
-    model = TaskModel.from_pretrained(base, task="sequence-classification", labels=["a", "b"])
-    with pytest.raises(UsageError, match=message):
-        predict(model, ["a text"], **limits)
 
 
 @pytest.mark.parametrize(

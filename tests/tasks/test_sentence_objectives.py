@@ -99,6 +99,7 @@ def test_the_loss_is_that_of_transformers(folders: dict[str, Path], family: str,
     assert labels == {0.0, 1.0}
 
 
+@pytest.mark.slow
 def test_a_model_with_pairs_trains_is_evaluated_saved_and_predicts(folders: dict[str, Path], tmp_path: Path) -> None:
     model = TaskModel.from_pretrained(folders["albert"], task=task_of("sop"))
     result = fit(model, train=ROWS, validation=ROWS, epochs=1, batch_size=4, output_dir=str(tmp_path / "run"))
@@ -116,6 +117,7 @@ def test_a_model_with_pairs_trains_is_evaluated_saved_and_predicts(folders: dict
     assert prediction.pairs == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("teaches", "learns"), [("nsp", "none"), ("none", "nsp"), ("nsp", "sop")])
 def test_a_teacher_may_have_learnt_other_pairs(
     folders: dict[str, Path], tmp_path: Path, teaches: str, learns: str
@@ -129,6 +131,7 @@ def test_a_teacher_may_have_learnt_other_pairs(
     assert agreement["agreement"][""] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_taught", [False, True])
 def test_the_documents_of_a_file_are_those_between_blank_lines(
     folders: dict[str, Path], tmp_path: Path, is_taught: bool
@@ -167,6 +170,7 @@ class TestSplitting:
         assert [feature["input_ids"] for feature in whole] == [feature["input_ids"] for feature in split]
         assert [len(features[-1]["sentence_starts"]) for features in (whole, split)] == [1, 2]
 
+    @pytest.mark.slow
     def test_run_json_names_the_library(self, folders: dict[str, Path], tmp_path: Path) -> None:
         model = TaskModel.from_pretrained(folders["bert"], task=task_of("sop", sentence_language="en"))
         fit(model, ROWS, ROWS, output_dir=tmp_path, max_steps=1, progress=False)
@@ -178,8 +182,3 @@ class TestSplitting:
         with pytest.raises(UsageError, match=r"sentencex not installed, .* Run `pip install '\.\[sentences\]'`"):
             task_of("sop", sentence_language="en").check_split([], "train")
         task_of("sop").check_split([], "train")
-
-
-def test_pairs_need_room() -> None:
-    with pytest.raises(ValueError, match="at least 8"):
-        MaskedLanguageModeling.of(max_length=5, sentence_objective="sop")

@@ -18,7 +18,7 @@ from bert_tasks.tasks import masked_language_modeling as task_module
 from support.hf_models import hf_config, widen
 from support.small_tokenizers import LINES
 
-TEXTS = LINES[:10]
+TEXTS = LINES[:9]
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def test_scores_equal_a_loop_over_transformers(
     folder: Path, unigram_tokenizer: PreTrainedTokenizerBase, score: str
 ) -> None:
     model = TaskModel.from_pretrained(folder, task=MaskedLanguageModeling.of(score=score, max_length=80))
-    for text, prediction in zip(TEXTS, model.predict(TEXTS), strict=True):
+    for text, prediction in zip(TEXTS[:3], model.predict(TEXTS[:3]), strict=True):
         logarithms = brute_force(folder, unigram_tokenizer, text, by_word=score == "pll-word-l2r")
         total = math.fsum(logarithms)
         expected = total if score == "pll-word-l2r" else math.exp(-total / len(logarithms))
