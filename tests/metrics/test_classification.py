@@ -16,7 +16,7 @@ from hypothesis.extra.numpy import arrays
 from bert_tasks.errors import DataError
 from bert_tasks.metrics import classification
 
-quick = settings(max_examples=60, deadline=None, database=None)
+quick = settings(max_examples=30, deadline=None, database=None)
 
 
 @st.composite

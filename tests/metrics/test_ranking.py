@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from bert_tasks.errors import DataError
 from bert_tasks.metrics.classification import ranking_metrics
 
-quick = settings(max_examples=80, deadline=None, database=None)
+quick = settings(max_examples=40, deadline=None, database=None)
 # Few scores, so that ties are common.
 grades = st.sampled_from([0, 0, 1, 2, 0.5])
 rows = st.tuples(st.sampled_from("ab"), grades, st.sampled_from([-1.0, 0.0, 0.25, 2.0]))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from bert_tasks.errors import DataError
 from bert_tasks.metrics.tagging import check_names, tagging_metrics
 
-quick = settings(max_examples=80, deadline=None, database=None)
+quick = settings(max_examples=40, deadline=None, database=None)
 IOB2_TAGS = ["O", "B-X", "I-X", "B-Y", "I-Y"]
 
 

@@ -18,7 +18,6 @@ from bert_tasks.tasks.base import FeatureKeys
 from bert_tasks.tasks.features import collate
 from bert_tasks.tasks.windows import corpus
 from support.hf_models import PREFIX, hf_config, widen
-from support.small_checkpoints import tokenizer_of
 from support.small_tokenizers import LINES
 from support.stopped_runs import events
 
@@ -31,7 +30,7 @@ TERMS = {"nsp": "next_sentence", "sop": "sentence_order"}
 def folders(tmp_path_factory: pytest.TempPathFactory, by_kind: dict[str, PreTrainedTokenizerBase]) -> dict[str, Path]:
     paths = {}
     for family in ("bert", "albert"):
-        tokenizer = tokenizer_of(family, by_kind)
+        tokenizer = by_kind["unigram"]  # BERT's WordPiece is 30 times as large
         options = {"num_labels": 2, "vocab_size": len(tokenizer), "num_hidden_layers": 2}
         config = hf_config(family, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **options)
         if family == "albert":
