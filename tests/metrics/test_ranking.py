@@ -66,22 +66,6 @@ def test_metrics_equal_their_definitions(table):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_map_without_ties_is_scikit_learns_mean(seed):
-    random = np.random.default_rng(seed)
-    groups = random.integers(0, 6, size=80)
-    relevant = random.random(80) < 0.4
-    scores = random.permutation(80) / 80
-    expected = [
-        sklearn.metrics.average_precision_score(relevant[groups == group], scores[groups == group])
-        for group in range(6)
-        if relevant[groups == group].any()
-    ]
-    ours = ranking_metrics([f"question {group}" for group in groups], relevant.tolist(), scores.tolist())
-    assert ours["map"] == pytest.approx(np.mean(expected), abs=1e-12)
-    assert ours["ranked_groups"] == len(expected)
-
-
-@pytest.mark.parametrize("seed", range(5))
 def test_ndcg_without_ties_is_scikit_learns_mean(seed):
     """The grades are the gains, and the first 10 of about 15 rows count."""
     random = np.random.default_rng(seed)

@@ -350,6 +350,7 @@ class TaskContract:
                 theirs = theirs.unsqueeze(-1)  # one logit for each token
             torch.testing.assert_close(ours, theirs[0], atol=5e-6, rtol=0)
 
+    @pytest.mark.slow
     def test_stock_pipelines_answer_as_we_do_or_without_our_labels(
         self, model: TaskModel, example: Example, tmp_path: Path
     ) -> None:

@@ -81,15 +81,6 @@ def test_inside_documents_each_has_its_own_windows(lengths: Sequence[Sequence[in
         assert window.words == list(document.words[first : first + len(window.ids)])
 
 
-def test_a_separator_stands_between_documents_and_never_at_an_edge() -> None:
-    documents = documents_of([[1, 1], [], [2], [1, 1, 1]])  # ids 10 11, none, 12 13, 14 15 16
-    cut = [window.ids for window in cut_documents(documents, room=5, separator=SEP)]
-    assert cut == [[10, 11, SEP, 12, 13], [14, 15, 16]]
-    wide = list(cut_documents(documents, room=20, separator=SEP))
-    assert [window.ids for window in wide] == [[10, 11, SEP, 12, 13, SEP, 14, 15, 16]]
-    assert wide[0].words == [0, 1, NO_WORD, 2, 2, NO_WORD, 3, 4, 5]
-
-
 @pytest.mark.parametrize("separator", [None, SEP])
 def test_a_document_without_tokens_is_a_window_without_any(separator: int | None) -> None:
     empty = documents_of([[], []])

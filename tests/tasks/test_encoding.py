@@ -155,24 +155,6 @@ def test_a_long_text_has_the_tokens_of_the_whole_text(tokenizer: PreTrainedToken
         assert long_text_ids(text, tokenizer, size=size) == whole
 
 
-def longest_first(counts: tuple[int, int], room: int) -> list[int]:
-    """transformers' rule before its tokenizers were fast, with the odd token as they have it now."""
-    first, second = counts
-    while first + second > room:
-        if first > second:
-            first -= 1
-        else:
-            second -= 1
-    return [first, second]
-
-
-def test_longest_first_at_all_small_lengths() -> None:
-    for first, second, room in product(range(12), range(12), range(1, 14)):
-        kept, slow = kept_tokens([first, second], room), longest_first((first, second), room)
-        assert sum(kept) == min(first + second, room)
-        assert sorted(kept) == sorted(slow)
-
-
 def test_a_second_text_that_leaves_no_room() -> None:
     with pytest.raises(UsageError, match="the second text of a pair has 9 tokens, but there is room for 9 in both"):
         kept_tokens([1, 9], 9, "only_first")

@@ -24,7 +24,7 @@ from bert_tasks.model.features import training_samples
 from bert_tasks.outputs.classes import Classes
 from bert_tasks.outputs.logits import NO_LOGIT
 from bert_tasks.outputs.number import NumberPrediction
-from bert_tasks.outputs.ranking_loss import RankingLoss, ndcg_changes, ranking_count, ranking_loss
+from bert_tasks.outputs.ranking_loss import RankingLoss, ranking_count, ranking_loss
 from bert_tasks.tasks import PairClassification
 from bert_tasks.tasks.features import collate
 from support import training_runs
@@ -140,30 +140,6 @@ def test_extreme_scores_and_grades_have_finite_gradients(name: RankingLoss, grad
     assert scores.grad is not None
     assert total.isfinite()
     assert scores.grad.isfinite().all()
-
-
-@pytest.mark.parametrize("name", LOSSES)
-def test_a_group_does_not_depend_on_other_groups(name: RankingLoss) -> None:
-    groups = random_groups(3)
-    scores, grades = padded(groups)
-    ranking_loss(name, scores, grades)[0].backward()  # type: ignore[no-untyped-call]  # torch
-    total = 0.0
-    for row, group in enumerate(groups):
-        alone, group_grades = padded([group])
-        value, _ = ranking_loss(name, alone, group_grades)
-        value.backward()  # type: ignore[no-untyped-call]  # torch
-        total += value.item()
-        assert scores.grad is not None
-        assert alone.grad is not None
-        torch.testing.assert_close(scores.grad[row, : alone.shape[1]], alone.grad[0], rtol=1e-12, atol=1e-15)
-    assert ranking_loss(name, scores, grades)[0].item() == pytest.approx(total, rel=1e-12)
-
-
-def test_weights_of_the_lambda_loss_are_between_0_and_1_and_differ() -> None:
-    scores, grades = padded(random_groups(1))
-    changes = ndcg_changes(scores.detach(), grades)
-    assert ((changes >= 0) & (changes <= 1)).all()
-    assert len(set(changes[changes > 0].tolist())) > 10
 
 
 ROWS = graded(17)
@@ -291,20 +267,6 @@ def test_rank_equals_cross_encoder(
     outputs = [prediction.score for prediction in model.predict([(QUERY, document) for document in DOCUMENTS])]
     assert (ours[0]["score"] == pytest.approx(max(outputs), abs=1e-6)) == (activation == "Identity")
     assert model.rank(QUERY, []) == []
-
-
-@pytest.mark.slow
-def test_two_labels_rank_by_the_probability_of_the_second(
-    tmp_path: Path, wordpiece_tokenizer: PreTrainedTokenizerBase
-) -> None:
-    save_checkpoint(tmp_path, "bert", wordpiece_tokenizer, head="sequence", labels=("no", "yes"), wide=True)
-    model = TaskModel.from_pretrained(tmp_path, task="pair-classification")
-    pairs = [(QUERY, document) for document in DOCUMENTS]
-    cross_encoder = pytest.importorskip(LIBRARY).CrossEncoder(str(tmp_path))
-    theirs = cross_encoder.predict(pairs, apply_softmax=True)[:, 1]
-    ours = model.rank(QUERY, DOCUMENTS)
-    assert [entry["corpus_id"] for entry in ours] == (-theirs).argsort(kind="stable").tolist()
-    assert [entry["score"] for entry in ours] == pytest.approx(sorted(theirs.tolist(), reverse=True), abs=1e-5)
 
 
 def test_documents_are_ranked_by_the_probability_and_a_series_by_position(

@@ -89,19 +89,6 @@ def inner(feature):
     return feature["input_ids"][1:-1]
 
 
-def test_templates_are_those_of_the_tokenizers(by_kind):
-    for tokenizer in by_kind.values():
-        first, other = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("a map", "the street"))
-        template = Frame.of(tokenizer, texts=2)
-        encoding = tokenizer("a map", "the street", return_token_type_ids=True)
-        parts = [template.before, first, template.between, other, template.after]
-        assert [token for piece in parts for token in piece] == encoding["input_ids"]
-        types = [token_type for piece, token_type in zip(parts, template.types, strict=True) for _ in piece]
-        assert types == encoding["token_type_ids"]
-        assert template.size == len(encoding["input_ids"]) - len(first) - len(other)
-        assert template.size == tokenizer.num_special_tokens_to_add(pair=True)
-
-
 def test_labels_are_those_of_transformers():
     assert (IN_ORDER, NOT_IN_ORDER) == (0, 1)  # in the classes with such a head 1 is "not the next"
 

@@ -198,15 +198,6 @@ class TestWindows:
         else:
             assert len(task.features([row(LONG, LONG)], tokenizer)) > 20
 
-    @given(tokens=st.integers(0, 200), capacity=st.integers(1, 60), data=st.data())
-    def test_ranges_cover_a_context_in_even_steps(self, tokens: int, capacity: int, data: st.DataObject) -> None:
-        overlap = data.draw(st.integers(0, capacity - 1))
-        expected, start = [range(0, min(capacity, tokens))], 0
-        while expected[-1].stop < tokens:
-            start += capacity - overlap
-            expected.append(range(start, min(start + capacity, tokens)))
-        assert cut(range(tokens + 1), room=capacity, overlap=overlap) == expected
-
 
 class TestContext:
     @given(tokens=st.integers(0, 90), capacity=st.integers(1, 30), overlap=st.integers(0, 29))

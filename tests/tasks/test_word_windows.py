@@ -92,10 +92,6 @@ class TestSubWords:
         (split,) = split_words([words], tokenizer, longest=100)
         assert pieces(split) == aligned(words, reference)
 
-    def test_words_are_seen_as_behind_a_space(self, bpe_tokenizer: PreTrainedTokenizerBase) -> None:
-        (split,) = split_words([["the", "harbour"]], bpe_tokenizer, longest=100)
-        assert split.ids == bpe_tokenizer(" the harbour", add_special_tokens=False)["input_ids"]
-
     @pytest.mark.parametrize("name", ["bpe", "modern", "llama", "gemma"])
     def test_of_sentences_are_those_of_their_text(self, name: str, by_kind: dict[str, PreTrainedTokenizerBase]) -> None:
         """Tokenizers for which a space belongs to the word behind it, with and without ``add_prefix_space``."""
