@@ -16,7 +16,7 @@ from hypothesis.extra.numpy import arrays
 from bert_tasks.errors import DataError
 from bert_tasks.metrics import classification
 
-quick = settings(max_examples=60, deadline=None, database=None)
+quick = settings(max_examples=30, deadline=None, database=None)
 
 
 @st.composite
@@ -204,6 +204,7 @@ def test_no_rows_are_an_error():
         classification.classification_metrics([], [], ["a", "b"])
 
 
+@pytest.mark.slow
 def test_the_pure_functions_load_no_library_but_numpy():
     code = (
         "import sys, bert_tasks.metrics.classification as m;"

@@ -142,25 +142,9 @@ class TestSecondVersion:
 
 
 class TestThresholds:
-    def test_scan_stops_amid_equal_odds(self) -> None:
-        labels, predictions = [["x"], [], ["y"]], ["x", "z", "y"]
-        metrics = squad_v2_metrics(labels, predictions, [1.0, 1.0, 1.0])
-        # 1 with none answered, 2 after the first row, 1 after the second, 2 after the third.
-        assert (metrics["best_f1"], metrics["best_f1_thresh"]) == (200 / 3, 1.0)
-        reverse = squad_v2_metrics([[], ["x"]], ["z", "x"], [1.0, 1.0])
-        assert (reverse["best_f1"], reverse["best_f1_thresh"]) == (50.0, 0.0)
-
     def test_the_smallest_of_equally_good_thresholds(self) -> None:
         labels, predictions, odds = [["x"], ["y"], []], ["x", "no", ""], [-3.0, -1.0, 2.0]
         assert tune_null_threshold(labels, predictions, odds) == -2.0
-
-    def test_lies_below_all_odds_if_no_answer_is_best(self) -> None:
-        metrics = squad_v2_metrics([[], ["x"]], ["z", "no"], [-5.0, -4.0])
-        assert (metrics["best_exact"], metrics["best_exact_thresh"]) == (50.0, 0.0)  # the script's 0.0 answers both
-        assert tune_null_threshold([[], []], ["z", "y"], [-5.0, -4.0]) == -6.0
-
-    def test_lies_above_all_odds_if_answering_all_is_best(self) -> None:
-        assert tune_null_threshold([["x"], ["y"]], ["x", "y"], [-5.0, 4.0]) == 5.0
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from bert_tasks.errors import DataError
 from bert_tasks.metrics.tagging import check_names, tagging_metrics
 
-quick = settings(max_examples=80, deadline=None, database=None)
+quick = settings(max_examples=40, deadline=None, database=None)
 IOB2_TAGS = ["O", "B-X", "I-X", "B-Y", "I-Y"]
 
 
@@ -161,6 +161,7 @@ def test_raw_tags_equal_scikit_learn(sides):
     assert all(type(value) is float for value in ours.values())
 
 
+@pytest.mark.slow
 def test_seqeval_is_loaded_only_when_entities_are_counted():
     code = (
         "import sys; from bert_tasks.metrics.tagging import tagging_metrics\n"

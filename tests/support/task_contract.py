@@ -33,7 +33,6 @@ from bert_tasks.inference.evaluation import EVALUATION_SEED, content_hash
 from bert_tasks.model.inputs import load_trained
 from bert_tasks.model.pretrained import CheckpointFolder, stated_task
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.model.windows import forward_windows
 from bert_tasks.outputs.features import Feature
 from bert_tasks.outputs.prediction import Prediction
 from bert_tasks.tasks import TASKS, Task, task_names
@@ -168,13 +167,6 @@ class TaskContract:
         assert same(together, alone)
         assert same(list(reversed(model.predict(rows[::-1]))), together)
         assert len({tuple(numbers([prediction])) for prediction in together}) >= len(example.rows)
-
-    def test_predictions_do_not_depend_on_the_batch(self, model: TaskModel, example: Example) -> None:
-        features = make_features(model, [*example.rows, changed(example, "word " * 60)])
-        wide, narrow = (forward_windows(model, features, max_tokens=limit) for limit in (10_000, 1))
-        for left, right in zip(wide, narrow, strict=True):
-            torch.testing.assert_close(left, right, atol=2e-6, rtol=0)
-            assert left.device.type == "cpu"
 
     def test_predictions_and_features_are_plain_values(self, model: TaskModel, example: Example) -> None:
         for prediction in model.predict(example.rows):
@@ -358,6 +350,7 @@ class TaskContract:
                 theirs = theirs.unsqueeze(-1)  # one logit for each token
             torch.testing.assert_close(ours, theirs[0], atol=5e-6, rtol=0)
 
+    @pytest.mark.slow
     def test_stock_pipelines_answer_as_we_do_or_without_our_labels(
         self, model: TaskModel, example: Example, tmp_path: Path
     ) -> None:

@@ -13,4 +13,3 @@ def test_every_task_has_an_example() -> None:
 
 class TestContract(TaskContract):
     examples = EXAMPLES | FAMILY_EXAMPLES
-    every_family = True

@@ -25,6 +25,11 @@ from support.small_tokenizers import LINES, MULTILINGUAL_LINES, REPLACED
 
 KINDS = ("wordpiece", "bpe", "unigram", "multilingual", "french", "mpnet", "modern", "deberta", "llama", "gemma")
 SIDES = ("right", "left")
+FAST = (("wordpiece", "right"), ("bpe", "left"), ("unigram", "right"))
+TOKENIZERS = [
+    pytest.param((kind, side), marks=() if (kind, side) in FAST else pytest.mark.slow, id=f"{kind}-{side}")
+    for kind, side in product(KINDS, SIDES)
+]
 PIECES = [
     *(word for line in (*LINES, *MULTILINGUAL_LINES) for word in line.split()),
     *REPLACED,
@@ -32,10 +37,10 @@ PIECES = [
     *("😀", "👩‍👩‍👧", "é", "e\u0301", "\u200d", "x" * 120, "co-op", "7.5%", "\n", "\t", "▁", "_"),
 ]
 SEPARATORS = ("", " ", " ", " ", "  ", "\n")
-TEXTS = 50
+TEXTS = 30
 
 
-@pytest.fixture(scope="module", params=[*product(KINDS, SIDES)], ids="-".join)
+@pytest.fixture(scope="module", params=TOKENIZERS)
 def tokenizer(
     request: pytest.FixtureRequest, by_kind: dict[str, PreTrainedTokenizerBase]
 ) -> Iterator[PreTrainedTokenizerBase]:
@@ -150,24 +155,6 @@ def test_a_long_text_has_the_tokens_of_the_whole_text(tokenizer: PreTrainedToken
         assert long_text_ids(text, tokenizer, size=size) == whole
 
 
-def longest_first(counts: tuple[int, int], room: int) -> list[int]:
-    """transformers' rule before its tokenizers were fast, with the odd token as they have it now."""
-    first, second = counts
-    while first + second > room:
-        if first > second:
-            first -= 1
-        else:
-            second -= 1
-    return [first, second]
-
-
-def test_longest_first_at_all_small_lengths() -> None:
-    for first, second, room in product(range(12), range(12), range(1, 14)):
-        kept, slow = kept_tokens([first, second], room), longest_first((first, second), room)
-        assert sum(kept) == min(first + second, room)
-        assert sorted(kept) == sorted(slow)
-
-
 def test_a_second_text_that_leaves_no_room() -> None:
     with pytest.raises(UsageError, match="the second text of a pair has 9 tokens, but there is room for 9 in both"):
         kept_tokens([1, 9], 9, "only_first")
@@ -213,6 +200,7 @@ for name in sys.argv[2:]:
 """
 
 
+@pytest.mark.slow
 def test_memory_is_bounded_by_the_length_of_the_texts(embedded_model: Path) -> None:
     """The library ``tokenizers`` would make 15,000 combinations of the parts of such a pair."""
     names = ("single", "windows", "pair", "choice", "span", "masked")
@@ -241,6 +229,7 @@ print(peak() - before)
 """
 
 
+@pytest.mark.slow
 def test_a_long_text_needs_memory_of_few_times_its_size(embedded_model: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", LONG_TEXT, str(embedded_model)]

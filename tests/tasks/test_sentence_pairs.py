@@ -13,11 +13,9 @@ from bert_tasks.tasks.base import FeatureKeys
 from bert_tasks.tasks.masked_language_modeling import MaskedLanguageModeling
 from bert_tasks.tasks.windows.corpus import IN_ORDER, NOT_IN_ORDER, DocumentTokens, pair_feature, sentence_windows
 from bert_tasks.tasks.windows.frame import Frame
-from support.small_tokenizers import LINES
 
 MAX_LENGTH = 43
 ROOM = MAX_LENGTH - 3
-TEXTS = [LINES[:1], LINES[1:3], LINES[3:6], LINES[6:11], LINES[11:12], LINES[12:]]
 
 
 def windows_of(documents, template, room=ROOM):
@@ -91,19 +89,6 @@ def inner(feature):
     return feature["input_ids"][1:-1]
 
 
-def test_templates_are_those_of_the_tokenizers(by_kind):
-    for tokenizer in by_kind.values():
-        first, other = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("a map", "the street"))
-        template = Frame.of(tokenizer, texts=2)
-        encoding = tokenizer("a map", "the street", return_token_type_ids=True)
-        parts = [template.before, first, template.between, other, template.after]
-        assert [token for piece in parts for token in piece] == encoding["input_ids"]
-        types = [token_type for piece, token_type in zip(parts, template.types, strict=True) for _ in piece]
-        assert types == encoding["token_type_ids"]
-        assert template.size == len(encoding["input_ids"]) - len(first) - len(other)
-        assert template.size == tokenizer.num_special_tokens_to_add(pair=True)
-
-
 def test_labels_are_those_of_transformers():
     assert (IN_ORDER, NOT_IN_ORDER) == (0, 1)  # in the classes with such a head 1 is "not the next"
 
@@ -164,11 +149,11 @@ class TestOrder:
         for sizes, count in (([5, 6, 7, 8], 3), ([9], 5)):
             (feature,) = windows_of(numbered([sizes]), template)
             cuts = Counter()
-            for epoch in range(900):
+            for epoch in range(400):
                 (pair,) = drawn([feature], template, "sop", epoch=epoch)
                 cuts[len(segments(pair, template)[label_of(pair) == NOT_IN_ORDER])] += 1
             assert len(cuts) == count
-            assert all(abs(seen - 900 / count) <= 4 * (900 / count) ** 0.5 for seen in cuts.values())
+            assert all(abs(seen - 400 / count) <= 4 * (400 / count) ** 0.5 for seen in cuts.values())
 
     def test_a_window_of_one_word_has_no_pair(self, template):
         (feature,) = windows_of([[DocumentTokens(ids=[7, 8], words=[0, 0])]], template)
@@ -255,10 +240,10 @@ class TestNext:
 
 @pytest.mark.parametrize("objective", ["nsp", "sop"])
 def test_half_of_the_pairs_are_in_order(corpus, template, objective):
-    labels = [label_of(pair) for epoch in range(30) for pair in drawn(corpus, template, objective, epoch=epoch)]
+    labels = [label_of(pair) for epoch in range(10) for pair in drawn(corpus, template, objective, epoch=epoch)]
     pair_labels = np.array([label for label in labels if label != NO_PAIR])
     assert abs(pair_labels.sum() - len(pair_labels) / 2) <= 4 * (len(pair_labels) / 4) ** 0.5
-    assert len(pair_labels) > 3000
+    assert len(pair_labels) > 1000
 
 
 def test_pairs_follow_the_feature_and_the_epoch(corpus, template):

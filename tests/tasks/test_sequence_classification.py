@@ -3,7 +3,6 @@
 Shape legend: S samples, L labels.
 """
 
-import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -21,7 +20,6 @@ from bert_tasks.errors import DataError, UsageError
 from bert_tasks.outputs.classes import Classes, ClassPrediction
 from bert_tasks.outputs.features import Feature
 from bert_tasks.outputs.label_set import LabelSet, LabelSetPrediction
-from bert_tasks.outputs.logits import sample_logits
 from bert_tasks.outputs.number import Number, NumberPrediction
 from bert_tasks.tasks.features import collate
 from bert_tasks.tasks.sequence_classification import SequenceClassification
@@ -91,16 +89,6 @@ class TestLoss:
         expected = 5 if weights is None else 3 * 1.25 + 0.5 + 2.0
         assert float(task.output.loss(logits, batch_of(self.CLASSES))[0].count) == pytest.approx(expected)
 
-    def test_weights_of_several_labels_weigh_positive_examples(self) -> None:
-        weights = (0.5, 2.0, 4.0)
-        task = SequenceClassification.of(
-            labels=LABELS, problem_type="multi_label_classification", class_weights=weights
-        )
-        logits = logits_of(4, 3)
-        theirs = nn.BCEWithLogitsLoss(pos_weight=torch.tensor(weights, dtype=torch.float64))
-        expected = theirs(logits, torch.tensor(self.SETS, dtype=torch.float64))
-        assert mean_loss(task, logits, self.SETS) == pytest.approx(float(expected), rel=1e-12)
-
     @pytest.mark.parametrize("task", [SINGLE, SEVERAL, NUMBER], ids=["single", "several", "regression"])
     def test_an_own_loss_gets_the_labels_as_torch_wants_them(self, task: SequenceClassification) -> None:
         seen = []
@@ -133,33 +121,6 @@ class TestLoss:
         kept = logits if task is SEVERAL else logits[[0, 2]]
         assert float(term.total) == pytest.approx(float(kept.sum()))
         assert float(term.count) == (9 if task is SEVERAL else 2)
-
-    @pytest.mark.parametrize("task", [SINGLE, SEVERAL, NUMBER], ids=["single", "several", "regression"])
-    def test_rows_without_target_do_not_count(self, task: SequenceClassification) -> None:
-        target = [1.0] if task is not SEVERAL else [1.0, 0.0, 1.0]
-        logits = logits_of(3, 1 if task is NUMBER else 3).requires_grad_()
-        (mixed,), (alone,) = (
-            task.output.loss(logits, batch_of([None, target, None])),
-            task.output.loss(logits[1:2], batch_of([target])),
-        )
-        assert mixed.total.item() == pytest.approx(alone.total.item())
-        assert mixed.count == alone.count
-        (nothing,) = task.output.loss(logits, batch_of([None, None, None]))
-        assert (nothing.total.item(), nothing.count.item()) == (0.0, 0.0)
-        nothing.total.backward()
-        assert logits.grad is not None
-        assert not logits.grad.any()
-
-    def test_windows_of_a_sample_are_averaged_first(self) -> None:
-        logits = logits_of(6, 3)
-        windows = [3, 1, 2]
-        means = torch.stack([chunk.mean(0) for chunk in logits.split(windows)])
-        assert torch.allclose(sample_logits(logits, windows), means)
-        (loss,) = SINGLE.output.loss(logits, batch_of([[2.0], None, [0.0]], windows))
-        labelled = means[[0, 2]]
-        assert float(loss.count) == 2
-        expected = nn.functional.cross_entropy(labelled, torch.tensor([2, 0]), reduction="sum")
-        assert float(loss.total) == pytest.approx(float(expected), rel=1e-12)
 
     def test_balanced_weights_need_the_training_rows(self) -> None:
         task = SequenceClassification.of(labels=LABELS, class_weights="balanced")
@@ -208,13 +169,6 @@ class TestDecode:
         assert first.label == "neutral"
         assert first.score == pytest.approx(0.6)
         assert first.to_json()["labels"] == ["neutral"]
-
-    def test_numbers(self) -> None:
-        (prediction,) = NUMBER.output.decode(
-            [torch.tensor([1.5])], [Feature(row=0, input_ids=[], token_type_ids=[])], [{"text": ""}], NO_TOKENIZER
-        )
-        assert prediction == NumberPrediction(score=1.5)
-        assert prediction.to_json() == {"score": 1.5}
 
 
 def answered(label: str) -> ClassPrediction:
@@ -303,59 +257,6 @@ class TestFitting:
             assert metrics["accuracy"] == 0.5
             assert metrics["f1_positive"] == 1.0
             assert metrics["f1_negative"] == 0.0
-
-
-REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
-    ({"labels": ("a", "b", "a")}, "labels: 'a' appears more than once"),
-    ({"labels": "ab"}, "labels is the text 'ab', expected a tuple of names"),
-    ({"labels": ("a",)}, "labels holds 1 name, a classifier needs at least 2"),
-    ({"labels": ("a", "b"), "problem_type": "regression"}, "do not apply to problem_type = 'regression'"),
-    (
-        {"class_weights": "balanced", "problem_type": "regression"},
-        "class_weights does not apply to problem_type = 'regression', only to problem_type = "
-        "'single_label_classification' and problem_type = 'multi_label_classification'",
-    ),
-    ({"max_length": 2}, "max_length is 2, expected at least 3"),
-    ({"label_smoothing": 1.0}, "a share from 0 to below 1"),
-    ({"label_smoothing": -0.1}, "a share from 0 to below 1"),
-    (
-        {"label_smoothing": 0.1, "problem_type": "regression"},
-        "label_smoothing does not apply to problem_type = 'regression', only to problem_type = "
-        "'single_label_classification'",
-    ),
-    ({"long_texts": "windows", "max_length": 16, "doc_stride": 14}, "can overlap by 0 to 13"),
-    ({"long_texts": "windows", "doc_stride": -1}, "doc_stride is -1"),
-    ({"labels": ("a", "b"), "class_weights": (1.0,)}, "class_weights holds 1 weight for 2 labels"),
-    ({"labels": ("a", "b"), "class_weights": (1.0, -1.0)}, "none of them negative"),
-    ({"labels": ("a", "b"), "class_weights": (1.0, math.inf)}, "class_weights must be finite numbers"),
-    ({"labels": ("a", "b"), "class_weights": (math.nan, 1.0)}, "class_weights must be finite numbers"),
-    ({"labels": ("a", "b"), "class_weights": (0.0, 0.0)}, "not all 0"),
-    ({"labels": ("a", "b"), "balanced_weights": (1.0, 2.0)}, "where class_weights = 'balanced'"),
-    (
-        {"labels": ("a", "b"), "class_weights": "balanced", "balanced_weights": (1.0,)},
-        "balanced_weights holds 1 weight for 2 labels",
-    ),
-    ({"class_weights": "balance"}, "class_weights is 'balance', expected 'balanced' or one weight per label"),
-    (
-        {"labels": ("a", "b"), "thresholds": (0.5, 0.5)},
-        "thresholds does not apply to problem_type = 'single_label_classification', only to problem_type = "
-        "'multi_label_classification'",
-    ),
-    (
-        {"labels": ("a", "b"), "thresholds": (0.5,), "problem_type": "multi_label_classification"},
-        "thresholds: one per label",
-    ),
-    ({"pooling": "average"}, "pooling is 'average', expected one of 'cls', 'mean', 'max', 'attention'"),
-    ({"problem_type": "multi"}, "problem_type is 'multi', expected one of 'single_label_classification'"),
-    ({"long_texts": "cut"}, "long_texts is 'cut', expected one of 'truncate', 'windows'"),
-)
-
-
-class TestSettings:
-    @pytest.mark.parametrize(("settings", "message"), REFUSED, ids=[message for _, message in REFUSED])
-    def test_refused(self, settings: dict[str, Any], message: str) -> None:
-        with pytest.raises(ValueError, match=message):
-            SequenceClassification.of(**settings)
 
 
 def test_predictions_that_stay_the_same() -> None:

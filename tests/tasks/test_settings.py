@@ -9,7 +9,7 @@ import pytest
 
 from bert_tasks.outputs.base import Output
 from bert_tasks.recipe.json_schema import setting_descriptions
-from bert_tasks.tasks import TASKS, SequenceClassification, Task, TokenClassification
+from bert_tasks.tasks import TASKS, SequenceClassification, Task
 from support.sources import package_sources
 
 LABELS = ("low", "mid", "high")
@@ -91,13 +91,6 @@ def test_another_output_keeps_only_its_own_settings() -> None:
     assert kept["labels"] == LABELS
     assert not {"calibration", "temperature", "balanced_weights"} & set(kept)
     assert "labels" not in SequenceClassification.compatible_settings(stored, {"problem_type": "regression"})
-
-
-def test_an_unknown_setting_names_the_task() -> None:
-    with pytest.raises(ValueError, match=r"^token-classification has no setting 'ranking_loss'$"):
-        TokenClassification.of(ranking_loss="lambda")
-    with pytest.raises(ValueError, match=r"^problem_type is 'ranking', expected one of 'single_label_classification'"):
-        SequenceClassification.of(problem_type="ranking")
 
 
 def test_a_search_for_reports_finds_outputs_only() -> None:

@@ -200,14 +200,6 @@ class TestNBest:
         assert texts(search([question], Limits(n_best=3))[0]) == ["ferry", "at", "ferry leaves at"]
 
 
-class TestWindows:
-    def test_questions_keep_their_order(self) -> None:
-        first, two = words("a b", {"a": 5.0}, {"a": 5.0}), words("c d", {"d": 5.0}, {"d": 5.0})
-        double = Question(two.context, two.windows * 2)
-        results = search([first, double, two, double, first], V1)
-        assert [ranked.best.text for ranked in results] == ["a", "d", "d", "d", "a"]
-
-
 class TestNoSpan:
     EMPTY = Question("", [[Token(1.0, 2.0, None), Token(0.0, 0.0, None)]])
 
@@ -232,17 +224,6 @@ class TestNoSpan:
         assert (texts(result), result.best_at) == ([""], 0)
         (result,) = search([Question("ab cd", [tokens])], Limits(n_best=1, with_null=True))
         assert (texts(result), result.best_at, result.null_at, result.null_odds) == (["", ""], 1, 1, 0.0)
-
-
-class TestTies:
-    def test_the_lower_token(self) -> None:
-        question = words("a b c d", dict.fromkeys("abcd", 1.0), {"d": 1.0})
-        assert texts(search([question], Limits(n_best=2))[0]) == ["a b c d", "b c d"]
-
-    def test_the_earlier_window_and_no_answer_last(self) -> None:
-        windows = [words("a b", {word: 1.0}, {word: 1.0}, null=1.0, only=word).windows[0] for word in "ba"]
-        (result,) = search([Question("a b", windows)], Limits(n_best=3, with_null=True))
-        assert texts(result) == ["b", "a", ""]
 
 
 class TestLogits:

@@ -45,7 +45,7 @@ def sentences(labels: Sequence[str]) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.parametrize(("family", "labels"), with_families(TAGGERS))
+@pytest.mark.parametrize(("family", "labels"), with_families(TAGGERS, every=False))
 def test_token_classification(
     family: str, labels: tuple[str, ...], by_kind: dict[str, PreTrainedTokenizerBase], tmp_path: Path
 ) -> None:
@@ -74,7 +74,9 @@ def test_token_classification(
 
 @pytest.mark.parametrize(
     ("family", "names"),
-    with_families({"unnamed": ("LABEL_0", "LABEL_1"), "named": ("end?", "start")}, families=lambda _: WITH_SPAN),
+    with_families(
+        {"unnamed": ("LABEL_0", "LABEL_1"), "named": ("end?", "start")}, families=lambda _: WITH_SPAN, every=False
+    ),
 )
 def test_span_extraction(
     family: str, names: tuple[str, ...], by_kind: dict[str, PreTrainedTokenizerBase], tmp_path: Path
@@ -119,17 +121,23 @@ def test_two_texts_are_read_where_there_are_two(
     )
 
 
-@pytest.mark.parametrize("task", [None, "sequence-classification", "text-classification", "pair-classification"])
-@pytest.mark.parametrize("settings", [pytest.param({}, marks=pytest.mark.slow), {"max_length": 20}])
-@pytest.mark.parametrize(
-    ("labels", "problem_type"),
-    [
-        (("x", "y", "z"), "multi_label_classification"),
-        (("x", "y", "z"), None),
-        (("LABEL_0",), None),
-        (("LABEL_0",), "regression"),
-    ],
+NAMES = (None, "sequence-classification", "text-classification", "pair-classification")
+CONFIGS: tuple[tuple[tuple[str, ...], str | None], ...] = (
+    (("x", "y", "z"), "multi_label_classification"),
+    (("x", "y", "z"), None),
+    (("LABEL_0",), None),
+    (("LABEL_0",), "regression"),
 )
+# Every config with another name of the task is fast, and all pairs are slow.
+IMPLIED = [
+    pytest.param(*config, settings, task, marks=() if settings and names == configs else pytest.mark.slow)
+    for configs, config in enumerate(CONFIGS)
+    for names, task in enumerate(NAMES)
+    for settings in ({}, {"max_length": 20})
+]
+
+
+@pytest.mark.parametrize(("labels", "problem_type", "settings", "task"), IMPLIED)
 def test_what_the_config_implies_holds_beside_what_is_given(
     labels: tuple[str, ...],
     problem_type: Literal["regression", "multi_label_classification"] | None,

@@ -1,18 +1,15 @@
 """Token classification without the CRF: loss, decoding, metrics, output and settings."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.nn import functional as F
 from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.data.columns import Row
-from bert_tasks.encoder.packing import PackedBatch, pack
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.families import encoder_config
 from bert_tasks.outputs.features import Feature
@@ -24,34 +21,8 @@ from support.taggers import LABELS
 TASK = TokenClassification.of(labels=LABELS, max_length=48, doc_stride=8)
 
 
-def batch_of(words: Sequence[int], labels: Sequence[Sequence[float]]) -> PackedBatch:
-    """Windows of which the first tokens are read."""
-    ids = [[5] * (count + 2) for count in words]
-    return pack(ids, ids, position_offset=0, labels=labels, gather_positions=[range(1, count + 1) for count in words])
-
-
 def logits_of(rows: int, labels: int = 5) -> Tensor:
     return torch.randn(rows, labels, generator=torch.Generator().manual_seed(rows), dtype=torch.float64)
-
-
-class TestLoss:
-    def test_is_the_cross_entropy_of_what_is_labelled(self) -> None:
-        logits = logits_of(9).requires_grad_()
-        (loss,) = TASK.output.loss(logits, batch_of([2, 3, 0, 3, 1], [[1, 2], [], [], [0, 4, 3], []]))
-        expected = F.cross_entropy(logits[[0, 1, 5, 6, 7]], torch.tensor([1, 2, 0, 4, 3]))
-        assert loss.count == 5
-        assert (loss.total / loss.count).item() == pytest.approx(expected.item(), rel=1e-12)
-        ours, theirs = (torch.autograd.grad(value, logits)[0] for value in (loss.total / 5, expected))
-        assert torch.allclose(ours, theirs, atol=1e-14)
-
-    @pytest.mark.parametrize("words", [[2, 1], [0, 0]])
-    def test_of_nothing_is_nothing(self, words: list[int]) -> None:
-        logits = logits_of(sum(words)).requires_grad_()
-        (loss,) = TASK.output.loss(logits, batch_of(words, [[], []]))
-        assert (loss.total.item(), loss.count.item()) == (0.0, 0.0)
-        loss.total.backward()
-        assert logits.grad is not None
-        assert not logits.grad.any()
 
 
 def feature_of(row: int, word_ids: list[int]) -> Feature:
@@ -73,20 +44,6 @@ class TestDecode:
         assert predictions[1].to_json() == {"words": [], "tags": [], "scores": [], "entities": []}
         assert TASK.output.decode([], [], [], wordpiece_tokenizer) == []
 
-    def test_each_word_is_given_its_logits(self, wordpiece_tokenizer: PreTrainedTokenizerBase) -> None:
-        logits = logits_of(3).float()
-        windows = [feature_of(0, [0, 1]), feature_of(1, [0])]
-        split = logits.split([2, 1])
-        rows = [{"words": ["a", "b"]}, {"words": ["c"]}]
-        predictions = TASK.output.decode(split, windows, rows, wordpiece_tokenizer)
-        results = TASK.output.with_logits(predictions, split, windows)
-        words = [tuple(row) for row in logits.tolist()]
-        assert [prediction.logits for prediction in results] == [tuple(words[:2]), tuple(words[2:])]
-        assert TASK.output.with_logits([], [], []) == []
-        of_sequences = TokenClassification.of(labels=LABELS, crf=True).output
-        with pytest.raises(UsageError, match="crf = true scores sequences of tags, not words"):
-            of_sequences.with_logits(predictions, split, windows)
-
     def test_tag_and_logits_of_a_word_are_those_of_its_first_sub_word(
         self, wordpiece_tokenizer: PreTrainedTokenizerBase
     ) -> None:
@@ -101,6 +58,10 @@ class TestDecode:
         first, second = task.output.with_logits(predictions, split, windows)
         words = [tuple(row) for row in logits[[0, 2, 3, 4]].tolist()]
         assert (first.logits, second.logits) == (tuple(words[:3]), tuple(words[3:]))
+        assert task.output.with_logits([], [], []) == []
+        of_sequences = TokenClassification.of(labels=LABELS, crf=True).output
+        with pytest.raises(UsageError, match="crf = true scores sequences of tags, not words"):
+            of_sequences.with_logits(predictions, split, windows)
 
     def test_entities(self, wordpiece_tokenizer: PreTrainedTokenizerBase) -> None:
         logits = torch.full((4, 5), -20.0)
@@ -232,27 +193,7 @@ class TestRender:
             checked(TASK.output, [{"words": ["a"], "tags": ["B-a b"]}])
 
 
-REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
-    ({"labels": ("O",)}, "labels holds 1 name, a tagger needs at least 2"),
-    ({"labels": ("O", "B-A", "O")}, "labels: 'O' appears more than once"),
-    ({"max_length": 16, "doc_stride": 14}, "windows of 16 tokens .two of them special. can overlap by 0 to 13"),
-    ({"doc_stride": -1}, "doc_stride is -1"),
-    ({"context_tokens": -3}, "context_tokens is -3, expected 0"),
-    ({"crf": True, "labelling": "all"}, "crf = true requires labelling = 'first', not 'all'"),
-    ({"crf": True, "calibration": "temperature"}, "crf = true has no temperature, because it scores sequences"),
-    ({"crf": True, "focal_gamma": 1.0}, "class_weights and focal_gamma do not apply to crf = true, whose loss is"),
-    ({"pooling": "mean"}, "token-classification has no setting 'pooling'"),
-    ({"labelling": "last"}, "labelling is 'last', expected one of 'first', 'continuation', 'all'"),
-    ({"scheme": "IOB3"}, "scheme is 'IOB3'"),
-)
-
-
 class TestSettings:
-    @pytest.mark.parametrize(("fields", "message"), REFUSED, ids=[message for _, message in REFUSED])
-    def test_refused(self, fields: dict[str, Any], message: str) -> None:
-        with pytest.raises(ValueError, match=message):
-            TokenClassification.of(**fields)
-
     @pytest.mark.parametrize("usable", [3, 4, 16, 48, 512])
     def test_settings_implied_by_a_checkpoint_fit_it(self, usable: int) -> None:
         implied = {**TokenClassification.hf_settings({}, LABELS), **TokenClassification.limited(usable)}

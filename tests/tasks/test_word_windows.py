@@ -84,17 +84,13 @@ class TestSubWords:
             assert pieces(split) == (aligned(words, reference) if words else [])
             assert split.lost == 0
 
-    @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(words=st.lists(st.text(max_size=6), min_size=1, max_size=6))
     def test_every_word_has_some(
         self, tokenizer: PreTrainedTokenizerBase, reference: PreTrainedTokenizerBase, words: list[str]
     ) -> None:
         (split,) = split_words([words], tokenizer, longest=100)
         assert pieces(split) == aligned(words, reference)
-
-    def test_words_are_seen_as_behind_a_space(self, bpe_tokenizer: PreTrainedTokenizerBase) -> None:
-        (split,) = split_words([["the", "harbour"]], bpe_tokenizer, longest=100)
-        assert split.ids == bpe_tokenizer(" the harbour", add_special_tokens=False)["input_ids"]
 
     @pytest.mark.parametrize("name", ["bpe", "modern", "llama", "gemma"])
     def test_of_sentences_are_those_of_their_text(self, name: str, by_kind: dict[str, PreTrainedTokenizerBase]) -> None:
@@ -128,7 +124,7 @@ def starts_of(lengths: Sequence[int]) -> list[int]:
 
 
 class TestCut:
-    @settings(max_examples=80, deadline=None)
+    @settings(max_examples=30, deadline=None)
     @given(LENGTHS, st.integers(7, 20), st.integers(0, 19))
     def test_windows_fit_overlap_and_hold_all_words(self, lengths: list[int], room: int, overlap: int) -> None:
         starts = starts_of(lengths)
@@ -147,7 +143,7 @@ class TestCut:
         if sum(lengths) <= room:
             assert windows == [range(len(lengths))]
 
-    @settings(max_examples=80, deadline=None)
+    @settings(max_examples=30, deadline=None)
     @given(LENGTHS, st.integers(7, 20), st.integers(0, 19))
     def test_each_word_is_read_once_where_it_has_most_context(
         self, lengths: list[int], room: int, overlap: int
@@ -168,7 +164,7 @@ class TestCut:
 
 
 class TestContext:
-    @settings(max_examples=80, deadline=None)
+    @settings(max_examples=30, deadline=None)
     @given(st.integers(0, 50), st.integers(0, 20), st.integers(0, 50), st.integers(0, 30), st.integers(0, 30))
     def test_sizes(self, first: int, held: int, after: int, spare: int, context: int) -> None:
         left, right = context_sizes(
@@ -191,7 +187,7 @@ class TestContext:
         assert documents(["a", "a"], alone=True) == [range(1), range(1, 2)]
         assert documents([], alone=False) == []
 
-    @settings(max_examples=50, deadline=None)
+    @settings(max_examples=25, deadline=None)
     @given(st.lists(LENGTHS, min_size=1, max_size=5), st.integers(7, 16), st.integers(0, 12), st.integers(0, 20))
     def test_windows_are_slices_of_the_document(
         self, rows: list[list[int]], room: int, overlap: int, context: int
