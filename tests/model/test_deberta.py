@@ -152,7 +152,8 @@ def test_buckets_are_those_of_transformers(buckets: int, greatest: int) -> None:
     assert torch.equal(log_buckets(distances, buckets=buckets, max_distance=greatest), expected)
 
 
-@pytest.mark.parametrize("threads", [pytest.param(1, marks=LONG), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("threads", [1, 2])
 def test_gradients_are_the_same_bits_twice(threads: int) -> None:
     torch.set_num_threads(threads)
     try:

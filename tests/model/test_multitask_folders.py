@@ -430,6 +430,7 @@ def test_the_report_has_a_section_for_each_head(run: Path, tmp_path: Path) -> No
     assert report.runs[0].missing == ()
 
 
+@pytest.mark.slow
 def test_the_report_has_the_scores_of_all_heads_on_a_file(run: Path, file: Path, tmp_path: Path) -> None:
     options = {"data": file, "by": ["intent"], "fit_rows": given_rows(run)}
     on_file = make_report(run, tmp_path / "r.html", **options).on_file
@@ -446,6 +447,7 @@ def test_the_report_has_the_scores_of_all_heads_on_a_file(run: Path, file: Path,
         make_report(run, tmp_path / "r.html", explain=1, fit_rows=given_rows(run))
 
 
+@pytest.mark.slow  # trains
 def test_adapters_are_trained_together_and_saved_with_one_head(base: Path, tmp_path: Path) -> None:
     model = MultiTaskModel.from_pretrained(base, tasks=TASKS)
     options = {"epochs": 1, "learning_rate": 1e-2, "batch_size": 4, "lora_rank": 2, "progress": False}
