@@ -95,7 +95,7 @@ def batch_predictor(
     Example:
         >>> function = batch_predictor("runs/first")
         >>> list(function({"text": ["Cold soup."]}))
-        ['text', 'label', 'scores']
+        ['text', 'label', 'score', 'scores']
     """
     if isinstance(model, AnyModel):
         raise UsageError(
@@ -159,7 +159,7 @@ class BatchPredictor:
     Example:
         >>> function = batch_predictor("runs/first", keep_columns="none")
         >>> function.schema.names
-        ['label', 'scores']
+        ['label', 'score', 'scores']
     """
 
     model: str
@@ -187,7 +187,7 @@ class BatchPredictor:
             >>> import pyarrow
             >>> batch = pyarrow.schema([("id", pyarrow.int64()), ("text", pyarrow.string())])
             >>> batch_predictor("runs/first").output_schema(batch).names
-            ['id', 'text', 'label', 'scores']
+            ['id', 'text', 'label', 'score', 'scores']
         """
         kept = [batch.field(name).with_name(new) for name, new in self._kept(batch.names).items()]
         return pyarrow.schema([*kept, *self.schema])

@@ -162,8 +162,8 @@ class EncoderWithHeads(PretrainedModule, ABC):
 
         Example:
             >>> student = model.with_layers("every-other")
-            >>> len(model.config.layer_order), len(student.config.layer_order)
-            (2, 1)
+            >>> len(student.config.layer_order) < len(model.config.layer_order)
+            True
         """
         check_parameters(self)
         count, model_type = len(self.config.layer_order), self.hf_config["model_type"]

@@ -297,7 +297,7 @@ def _merged_task(folder: CheckpointFolder, task_class: type[Task], options: Mapp
         names = ("labels", *task_class.fitted_names())
         fitted = {name: value for name, value in folder.stored.items() if name in names}
         stored = {**settings, **fitted}
-    base = {**implied, **stored}
+    base = implied  # of another task nothing is stored
     if is_own or not options:
         try:
             task = _build(task_class, {**implied, **typed_settings(task_class, stored)})

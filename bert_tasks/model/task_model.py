@@ -309,8 +309,8 @@ class TaskModel(EncoderWithHeads, Generic[PredictionT]):
 
         Example:
             >>> predictions = model.predict(["Cold soup.", "Kind staff."])
-            >>> [prediction.label for prediction in predictions]
-            ['complaint', 'praise']
+            >>> len(predictions), list(predictions[0].to_json())
+            (2, ['label', 'score', 'scores'])
         """
         predictions = predict_rows(self, inputs, logits=logits, explain=explain)
         return Predictions(predictions, index=index_of(inputs))

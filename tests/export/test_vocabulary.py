@@ -1,5 +1,6 @@
 """Heads of pre-training, exported: the same predictions and metrics, and int8 refused by name."""
 
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,9 @@ from support.small_checkpoints import edit_config, save_checkpoint, tokenizer_of
 from support.task_contract import numbers
 from support.task_examples import MASKED, TEXTS
 
+pytestmark = pytest.mark.slow  # each test exports a graph
 
-@pytest.mark.slow
+
 def test_predictions_and_metrics_are_the_models(checkpoint: Path, tmp_path: Path) -> None:
     model = TaskModel.from_pretrained(checkpoint, task=MaskedLanguageModeling.of(max_length=24))
     torch.nn.init.normal_(model.encoder.embeddings.word.weight, std=0.5)
@@ -34,17 +36,7 @@ def test_predictions_and_metrics_are_the_models(checkpoint: Path, tmp_path: Path
         predict(model, rows, dtype="int8")
 
 
-@pytest.mark.every_family
-@pytest.mark.parametrize(
-    ("family", "is_tied"),
-    [
-        ("eurobert", True),
-        *(
-            pytest.param(family, is_tied, marks=pytest.mark.slow)
-            for family, is_tied in [("eurobert", False), ("ultrabert", True), ("ultrabert", False)]
-        ),
-    ],
-)
+@pytest.mark.parametrize(("family", "is_tied"), [*product(["eurobert", "ultrabert"], [True, False])])
 def test_tied_and_untied_tables(
     family: str, is_tied: bool, by_kind: dict[str, PreTrainedTokenizerBase], tmp_path: Path
 ) -> None:
@@ -61,7 +53,6 @@ def test_tied_and_untied_tables(
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "task"),
     [

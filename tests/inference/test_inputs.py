@@ -28,6 +28,7 @@ from bert_tasks.inference.predictor import Predictor
 from bert_tasks.inference.writing import OutputDestination
 from bert_tasks.model.task_model import TaskModel
 from support.runs import CONSOLE
+from support.sampling import few
 from support.task_contract import unlabelled
 from support.task_examples import EXAMPLES
 
@@ -53,7 +54,7 @@ def contents(predictions: Any) -> list[dict[str, Any]]:
     return [prediction.to_json() for prediction in predictions]
 
 
-@pytest.mark.parametrize("case", ONE_TEXT)
+@pytest.mark.parametrize("case", few("single", "windows", of=ONE_TEXT))
 def test_a_text_is_a_row_alone_or_in_a_list(case: str, model_of: ModelOf) -> None:
     model = model_of(case)
     rows = unlabelled(EXAMPLES[case])
@@ -79,10 +80,11 @@ def test_a_tuple_holds_the_texts_of_a_row_in_the_tasks_order(
         model.predict([rows[0], "one text"])
 
 
-@pytest.mark.parametrize("value", [3, [3], ["a", None], [("a", "b")], [["a"]], [b"a"]])
-def test_what_is_no_row_is_refused(value: Any, model_of: ModelOf) -> None:
-    with pytest.raises(DataError, match="expected a mapping"):
-        model_of("single").predict(value)
+def test_what_is_no_row_is_refused(model_of: ModelOf) -> None:
+    wrong: tuple[Any, ...] = (3, [3], ["a", None], [("a", "b")], [["a"]], [b"a"])
+    for value in wrong:
+        with pytest.raises(DataError, match="expected a mapping"):
+            model_of("single").predict(value)
 
 
 @pytest.mark.parametrize("case", EXAMPLES)
@@ -116,20 +118,18 @@ def test_logits_are_those_that_the_scores_were_made_of(case: str, model_of: Mode
             assert logits.tolist() == [before["score"]]
 
 
-@pytest.mark.parametrize("field", ["logits", "explanation"])
-@pytest.mark.parametrize("name", ["out.jsonl", "out.csv", "out.parquet"])
-def test_logits_and_explanations_are_written(name: str, field: str, model_of: ModelOf, tmp_path: Path) -> None:
-    model, texts, path = model_of("single"), ["a fine film", "what a bore"], tmp_path / name
-    options: dict[str, Any] = {"logits": field == "logits", "explain": field == "explanation"}
-    predict_file(model, texts, path, **options)
-    expected = [prediction.to_json()[field] for prediction in model.predict(texts, **options)]
-    if name.endswith("jsonl"):
-        values = [json.loads(line)[field] for line in path.read_text("utf-8").splitlines()]
-    elif name.endswith("csv"):
-        values = [json.loads(row[field]) for row in csv.DictReader(io.StringIO(path.read_text("utf-8")))]
-    else:
-        values = parquet.read_table(path)[field].to_pylist()
-    assert values == json.loads(json.dumps(expected))
+def test_logits_and_explanations_are_written(model_of: ModelOf, tmp_path: Path) -> None:
+    model, texts = model_of("single"), ["a fine film", "what a bore"]
+    asked = [prediction.to_json() for prediction in model.predict(texts, logits=True, explain=True)]
+    for form in ("jsonl", "csv", "parquet"):
+        predict_file(model, texts, tmp_path / f"out.{form}", logits=True, explain=True)
+    cells = list(csv.DictReader(io.StringIO((tmp_path / "out.csv").read_text("utf-8"))))
+    for field in ("logits", "explanation"):
+        expected = json.loads(json.dumps([row[field] for row in asked]))
+        lines = (tmp_path / "out.jsonl").read_text("utf-8").splitlines()
+        assert [json.loads(line)[field] for line in lines] == expected
+        assert [json.loads(row[field]) for row in cells] == expected
+        assert parquet.read_table(tmp_path / "out.parquet")[field].to_pylist() == expected
 
 
 def test_entities_are_written_with_their_explanations(
@@ -155,12 +155,6 @@ def test_entities_are_written_with_their_explanations(
     assert [word["word"] for word in entity["explanation"]["words"]] == rows[0]["words"]
 
 
-def test_a_format_without_a_place_for_logits_is_refused(model_of: ModelOf, tmp_path: Path) -> None:
-    rows = unlabelled(EXAMPLES["token"])
-    with pytest.raises(UsageError, match=r"\.conll has no place for logits"):
-        predict_file(model_of("token"), rows, tmp_path / "out.conll", logits=True)
-
-
 @pytest.mark.parametrize("case", UNEXPLAINED)
 def test_tasks_without_explanations_say_so(case: str, model_of: ModelOf, tmp_path: Path) -> None:
     model, rows = model_of(case), unlabelled(EXAMPLES[case])[:2]
@@ -169,7 +163,9 @@ def test_tasks_without_explanations_say_so(case: str, model_of: ModelOf, tmp_pat
             predict_file(model, rows, output, explain=True)
 
 
-def test_explanations_need_a_place_and_gradients(model_of: ModelOf, tmp_path: Path) -> None:
+def test_logits_and_explanations_need_a_place_and_gradients(model_of: ModelOf, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"\.conll has no place for logits"):
+        predict_file(model_of("token"), unlabelled(EXAMPLES["token"]), tmp_path / "out.conll", logits=True)
     with pytest.raises(UsageError, match=r"\.json has no place for explanations"):
         predict_file(model_of("span"), unlabelled(EXAMPLES["span"]), tmp_path / "out.json", explain=True)
     with pytest.raises(UsageError, match=r"explanations are computed in float32\. Remove dtype = 'int8'"):
@@ -236,9 +232,6 @@ def test_the_command_line_predicts_texts_and_pipes(
     named = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
     assert [row["text"] for row in named] == texts
     assert len(named[0]["logits"]) == 3
-    ended = subprocess.run([*CONSOLE, *arguments], input="\n".join(texts), capture_output=True, text=True, check=True)
-    assert [json.loads(line) for line in ended.stdout.splitlines()] == named
-    assert "rows/s" not in ended.stderr
     shown = CliRunner().invoke(app, ["predict", "model", "--text", "a", "b.csv"])
     assert shown.exit_code == 2
     assert "exclude each other" in shown.output
@@ -265,14 +258,21 @@ def test_a_row_of_several_texts_is_a_tuple_options_or_a_line(
     seconds = [argument for text in texts[1:] for argument in ("--text-pair", text)]
     assert CliRunner().invoke(app, ["predict", str(folder), "--text", texts[0], *seconds]).exit_code == 0
     assert json.loads(capfd.readouterr().out) == {**row, **expected[0]}
-    if case == "choice":  # a line has no number of choices
-        return
-    lines = "\t".join(texts) + "\n"
-    for output, names in (("-", tuple(row)), (str(tmp_path / "rows.jsonl"), ("0", "1"))):
-        command = [*CONSOLE, "predict", str(folder), "--output", output]
-        ended = subprocess.run(command, input=lines, capture_output=True, text=True, check=True)
+
+
+@pytest.mark.slow  # starts programs
+@pytest.mark.parametrize("case", ["single", "pair", "span"])  # a line has no number of choices
+def test_a_real_pipe_has_a_row_in_each_line(case: str, model_of: ModelOf, tmp_path: Path) -> None:
+    row, texts = SEVERAL_TEXTS.get(case, ({"text": "a fine film"}, ("a fine film",)))
+    model_of(case).save_pretrained(tmp_path / "model")
+    expected = contents(model_of(case).predict([row]))[0]
+    numbered = ("0", "1") if len(texts) > 1 else ("text",)  # the columns of a table of lines
+    for output, names in (("-", tuple(row)), (str(tmp_path / "rows.jsonl"), numbered)):
+        command = [*CONSOLE, "predict", str(tmp_path / "model"), "--output", output]
+        ended = subprocess.run(command, input="\t".join(texts) + "\n", capture_output=True, text=True, check=True)
+        assert "rows/s" not in ended.stderr
         written = ended.stdout if output == "-" else Path(output).read_text("utf-8")
-        assert json.loads(written) == {**dict(zip(names, texts, strict=True)), **expected[0]}
+        assert json.loads(written) == {**dict(zip(names, texts, strict=True)), **expected}
 
 
 def test_second_texts_need_their_first(capfd: pytest.CaptureFixture[str]) -> None:
@@ -324,10 +324,10 @@ def test_comments_of_universal_dependencies_are_kept(model_of: ModelOf, tmp_path
     assert [row.get("comments", []) for row in rows] == [text.splitlines() for text in head]
 
 
-@pytest.mark.parametrize("comments", [3, "# text", ["text", 3, "# a\n1\tb"], None])
-def test_other_columns_of_this_name_are_no_comments(comments: object, model_of: ModelOf, tmp_path: Path) -> None:
-    predict_file(model_of("token"), [{"words": ["Ada"], "comments": comments}], tmp_path / "rows.conllu")
-    assert (tmp_path / "rows.conllu").read_text("utf-8").startswith("1\tAda\t_\t")
+def test_other_columns_of_this_name_are_no_comments(model_of: ModelOf, tmp_path: Path) -> None:
+    for comments in (3, "# text", ["text", 3, "# a\n1\tb"], None):
+        predict_file(model_of("token"), [{"words": ["Ada"], "comments": comments}], tmp_path / "rows.conllu")
+        assert (tmp_path / "rows.conllu").read_text("utf-8").startswith("1\tAda\t_\t")
 
 
 class _Terminal(io.StringIO):
@@ -358,7 +358,7 @@ def test_progress_is_shown_on_a_terminal_unless_quiet(
 TEXT = "  Nobody told the  baker's wife: \U0001f600 the ferry, at seven."
 
 
-@pytest.mark.parametrize("case", [case for case in EXAMPLES if case.startswith("token")])
+@pytest.mark.parametrize("case", few("token", of=[case for case in EXAMPLES if case.startswith("token")]))
 def test_a_tagger_takes_a_text_and_says_where_in_it_entities_are(case: str, model_of: ModelOf, tmp_path: Path) -> None:
     model = model_of(case)
     (prediction,) = contents(model.predict(TEXT))

@@ -172,6 +172,7 @@ def test_rows_come_out_while_others_are_still_to_come(model: Path, tmp_path: Pat
     assert b"standard input:3: missing text in column 'text'" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_ends_quietly(model: Path, data: Path, tmp_path: Path) -> None:
     script = '"$@" | head -n 3; echo "${PIPESTATUS[0]}"'
     arguments = [*runs.CONSOLE, *command(model, data, "-")]

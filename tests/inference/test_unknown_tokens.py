@@ -64,6 +64,7 @@ def test_every_command_warns_of_many(
         assert [line.startswith(said) for line in predict_file(model, rows, output).lines()] == [True]
 
 
+@pytest.mark.slow  # trains
 def test_a_few_are_counted_where_there_is_a_summary(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -37,15 +37,18 @@ def folder(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return saved(tmp_path_factory.mktemp("edits"), checkpoint, task)
 
 
-def test_every_edit_predicts_or_is_refused(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.slow), 7])
+def test_every_edit_predicts_or_is_refused(step: int, folder: Path, tmp_path: Path) -> None:
     changed = copied(folder, tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())
+    allowed = {f"{name} = {value!r}" for name, value in UNUSED.items()}
     codes: dict[str, int] = {}
-    for name, content in field_edits(config):
-        (changed / "config.json").write_text(json.dumps(content))
-        codes[name] = exit_code(lambda: predict_file(changed, ROWS, tmp_path / "out.jsonl"))
+    for number, (name, content) in enumerate(field_edits(config)):
+        if number % step == 0 or name in allowed:
+            (changed / "config.json").write_text(json.dumps(content))
+            codes[name] = exit_code(lambda: predict_file(changed, ROWS, tmp_path / "out.jsonl"))
     assert {name: code for name, code in codes.items() if code not in (0, *REFUSED)} == {}
-    assert {name for name, value in UNUSED.items() if codes[f"{name} = {value!r}"] != 0} == set()
+    assert {name for name in allowed if codes[name] != 0} == set()
 
 
 @pytest.mark.slow
@@ -71,17 +74,15 @@ def test_every_edit_of_a_tagger_predicts_or_is_refused(checkpoint: Path, tmp_pat
         {"unknown": ["\udc00"]},
     ],
 )
-@pytest.mark.parametrize("encoding", ["escaped", "encoded"])
-def test_half_of_a_surrogate_pair_is_refused(
-    change: dict[str, Any], encoding: str, folder: Path, tmp_path: Path
-) -> None:
+def test_half_of_a_surrogate_pair_is_refused(change: dict[str, Any], folder: Path, tmp_path: Path) -> None:
+    """Whether it is escaped or encoded."""
     changed = copied(folder, tmp_path / "model")
     edit_config(changed, **change)
-    if encoding == "encoded":
-        text = json.dumps(json.loads((changed / "config.json").read_text()), ensure_ascii=False)
-        (changed / "config.json").write_bytes(text.encode("utf-8", "surrogatepass"))
-    with pytest.raises(CheckpointError, match=r"config\.json: a text holds '.ud[89a-f]..', half of a surrogate pair"):
-        TaskModel.from_pretrained(changed)
+    text = json.dumps(json.loads((changed / "config.json").read_text()), ensure_ascii=False)
+    for content in ((changed / "config.json").read_bytes(), text.encode("utf-8", "surrogatepass")):
+        (changed / "config.json").write_bytes(content)
+        with pytest.raises(CheckpointError, match=r"a text holds '.ud[89a-f]..', half of a surrogate pair"):
+            TaskModel.from_pretrained(changed)
 
 
 def test_a_whole_pair_is_a_label(folder: Path, tmp_path: Path) -> None:

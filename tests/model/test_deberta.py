@@ -15,8 +15,8 @@ from transformers.models.deberta_v2 import modeling_deberta_v2 as stock
 
 from bert_tasks.encoder import positions
 from bert_tasks.encoder.layers import Convolution
-from bert_tasks.encoder.packing import Packed, Padded, pack
-from bert_tasks.encoder.positions import DisentangledPositions, DisentangledScores, log_buckets
+from bert_tasks.encoder.packing import Packed, Padded
+from bert_tasks.encoder.positions import DisentangledScores, log_buckets
 from bert_tasks.errors import CheckpointError
 from bert_tasks.families import encoder_config
 from bert_tasks.model.task_model import TaskModel
@@ -152,34 +152,8 @@ def test_buckets_are_those_of_transformers(buckets: int, greatest: int) -> None:
     assert torch.equal(log_buckets(distances, buckets=buckets, max_distance=greatest), expected)
 
 
-def test_distances_of_short_inputs_have_embeddings_of_their_own() -> None:
-    """Up to half of the buckets the table is cut to the rows that are read; the scores are the same."""
-    config = encoder_config(hf_config(FAMILY).to_dict())
-    module = DisentangledPositions(config, config.disentangled)
-    for length, rows in ((3, 6), (8, 16), (9, 32), (40, 32)):
-        layout = pack([[1] * length], [[0] * length], position_offset=0).layout
-        distances = module(torch.arange(length), layout)
-        assert len(distances.table) == rows
-        assert distances.rows.shape == (2, 2 * length)
-        table = distances.table.index_select(0, distances.rows[1])
-        span = config.disentangled.span
-        indices = log_buckets(torch.arange(-length, length), buckets=16, max_distance=48) + span
-        whole = module.norm(module.embeddings.weight).index_select(0, indices.clamp(0, 2 * span - 1))
-        assert torch.equal(table[1:], whole[1:])  # no two tokens are as far apart as the first one says
-
-
-def test_distances_have_no_key_that_depends_on_others() -> None:
-    """Keys and queries of distances are made once per layer, whatever the number of groups."""
-    _, ours = pair()
-    calls: list[int] = []
-    ours.encoder.layers[0].attention.qkv.register_forward_hook(lambda module, inputs, output: calls.append(len(output)))
-    packed = packed_batch(ours, batch_of())
-    assert len(packed.layout.groups) > 3
-    ours(packed)
-    assert calls == [sum(LENGTHS), 32]
-
-
-@pytest.mark.parametrize("threads", [pytest.param(1, marks=LONG), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("threads", [1, 2])
 def test_gradients_are_the_same_bits_twice(threads: int) -> None:
     torch.set_num_threads(threads)
     try:

@@ -9,6 +9,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from bert_tasks.model.task_model import TaskModel
 from support.hf_models import EVERY_HEAD, FAMILIES, Head, HFBatch, hf_config, hf_model, random_batch
 from support.parity import hf_output, in_our_names, loss_curve, ours_from, packed_batch, shaped_output
+from support.sampling import few, one_of_each
 
 TOLERANCE = 1e-9
 LENGTHS = (17, 1, 30, 9, 2, 16)
@@ -57,7 +58,7 @@ def apart(first: dict[str, Tensor], other: dict[str, Tensor]) -> float:
     return max(float((first[name] - other[name]).abs().max()) for name in first) / largest
 
 
-@pytest.mark.parametrize(("family", "head"), [case for case in EVERY_HEAD if case[1] != "base"])
+@pytest.mark.parametrize(("family", "head"), one_of_each([case for case in EVERY_HEAD if case[1] != "base"]))
 def test_gradients(family: str, head: Head) -> None:
     theirs = hf_model(family, head)
     ours = ours_from(theirs, head)
@@ -67,7 +68,7 @@ def test_gradients(family: str, head: Head) -> None:
     assert apart(in_our_names(gradients(theirs), theirs, head), gradients(ours)) <= TOLERANCE
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", few("bert"))
 def test_gradients_of_the_padded_call(family: str) -> None:
     theirs = hf_model(family, "sequence")
     ours = ours_from(theirs, "sequence")
@@ -87,7 +88,7 @@ def moves(before: dict[str, Tensor], after: dict[str, Tensor]) -> dict[str, Tens
     return moved
 
 
-@pytest.mark.parametrize(("family", "head"), CASES)
+@pytest.mark.parametrize(("family", "head"), one_of_each(CASES))
 def test_one_adamw_step(family: str, head: Head) -> None:
     """In units of the step.
 
@@ -106,7 +107,7 @@ def test_one_adamw_step(family: str, head: Head) -> None:
     assert apart(expected, moves(before, dict(ours.named_parameters()))) <= TOLERANCE
 
 
-@pytest.mark.parametrize(("family", "head"), CASES)
+@pytest.mark.parametrize(("family", "head"), one_of_each(CASES))
 def test_every_parameter_gets_a_gradient(family: str, head: Head) -> None:
     """Softmax takes away what all keys have in common, so that key biases, and they alone, have none. In DeBERTa they
     are multiplied with the queries of distances, too, and in GTE and RoFormer they turn with the position.
@@ -131,7 +132,7 @@ def seeded_gradients(model: TaskModel, batch: HFBatch, *, checkpointing: bool) -
     return {name: value.clone() for name, value in gradients(model).items()}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", few("bert", "albert"))
 def test_gradient_checkpointing_changes_no_bit(family: str) -> None:
     """With dropout at its default of 0.1 (ALBERT and RemBERT: set) the recomputed layers must draw the same masks."""
     changes = dict.fromkeys(WITHOUT_DROPOUT, 0.1) if family in ("albert", "rembert") else {}
@@ -161,14 +162,7 @@ def test_gradient_checkpointing_recomputes_the_layers(monkeypatch: pytest.Monkey
     assert calls == 3
 
 
-@pytest.mark.parametrize(
-    "family",
-    [
-        "bert",
-        "albert",
-        *(pytest.param(family, marks=pytest.mark.slow) for family in FAMILIES if family not in ("bert", "albert")),
-    ],
-)
+@pytest.mark.parametrize("family", few("bert"))
 def test_a_hundred_steps_give_transformers_loss_curve(family: str) -> None:
     """Five batches, over and over, without dropout: transformers' padded, ours packed."""
     config = undropped(family, num_hidden_layers=2)

@@ -7,6 +7,7 @@ the package; then the padded call or the packed path must differ from transforme
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -28,6 +29,7 @@ from bert_tasks.model.task_model import TaskModel
 from support import parity
 from support.hf_models import AFTER_PADDING, EVERY_HEAD, ROBERTAS, Head, HFBatch, hf_model, random_batch
 from support.parity import Model, difference, hf_output, ours_from, packed_output, shaped_output
+from support.sampling import one_of_each
 
 DETECTED = 10 * 1e-10
 LENGTHS = (17, 1, 48, 9, 2, 46, 17, 30, 16)
@@ -383,13 +385,15 @@ def detected(apart: float) -> bool:
     return not apart <= DETECTED
 
 
-@pytest.mark.parametrize(("family", "head"), [case for case in EVERY_HEAD if case[0] in FAMILIES and case[1] != "base"])
+@pytest.mark.parametrize(
+    ("family", "head"), one_of_each([case for case in EVERY_HEAD if case[0] in FAMILIES and case[1] != "base"])
+)
 def test_without_a_fault_there_is_no_difference(family: str, head: Head) -> None:
     right = reference(family, head)
     assert not any(map(detected, right.differences(ours_from(right.model, head))))
 
 
-@pytest.mark.parametrize(("name", "family"), CASES)
+@pytest.mark.parametrize(("name", "family"), one_of_each(CASES))
 def test_faults_in_the_model(name: str, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fault = FAULTS[name]
     right = reference(family, fault.head)
@@ -401,8 +405,7 @@ def test_faults_in_the_model(name: str, family: str, monkeypatch: pytest.MonkeyP
     assert detected(packed) or fault.only == "padded"
 
 
-@pytest.mark.parametrize("name", KEY_MAP_FAULTS)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("name", "family"), one_of_each([*product(KEY_MAP_FAULTS, FAMILIES)]))
 def test_faults_in_the_key_map(name: str, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     right = reference(family, "sequence")
 

@@ -27,6 +27,7 @@ from bert_tasks.model.windows import forward_windows, pack_features
 from bert_tasks.outputs.features import Feature
 from bert_tasks.tasks.sequence_classification import SequenceClassification
 from support.hf_models import FAMILIES, hf_config
+from support.sampling import few
 from support.small_checkpoints import save_checkpoint, tokenizer_of
 from support.small_tokenizers import LINES
 
@@ -54,13 +55,8 @@ def rows_of(task: str) -> list[Row]:
     return [{"text": text} for text in TEXTS]
 
 
-# An export takes seconds: the two whose head shapes the others have too are for the long tests.
-LONG = ("albert", "electra")
-
-
-@pytest.fixture(
-    scope="module", params=[pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in CASES]
-)
+# An export takes seconds. The exported folders of tests/export have the other shapes of heads.
+@pytest.fixture(scope="module", params=few("bert", of=list(CASES)))
 def model(
     request: pytest.FixtureRequest,
     by_kind: dict[str, PreTrainedTokenizerBase],
@@ -184,11 +180,12 @@ def test_each_token_of_a_quantized_product_has_its_own_scale(node: str) -> None:
     assert (error <= 0.03 * np.linalg.norm(exact, axis=1) + 1e-6 * has_bias).all()
 
 
+@pytest.mark.slow  # each exports a graph
 @pytest.mark.parametrize(
     ("family", "settings"),
     [
         pytest.param("albert", {"num_hidden_groups": 1}, id="albert with one group"),
-        *(pytest.param(family, {}, id=family, marks=pytest.mark.slow) for family in FAMILIES),
+        *(pytest.param(family, {}, id=family) for family in FAMILIES),
     ],
 )
 def test_int8_of_every_family(

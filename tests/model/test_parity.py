@@ -17,7 +17,6 @@ from transformers import AutoModel, PreTrainedTokenizerBase
 from support.hf_models import (
     AFTER_PADDING,
     EVERY_HEAD,
-    FAMILIES,
     Head,
     HFBatch,
     hf_config,
@@ -35,13 +34,14 @@ from support.parity import (
     shaped_difference,
     shaped_output,
 )
+from support.sampling import few, one_of_each
 
 TOLERANCE = 1e-10
 Side = Literal["left", "right"]
 # 48 is the most that these models have positions for; near and equal lengths share a group.
 LENGTHS = (17, 1, 48, 9, 2, 46, 17, 30, 16)
-BOTH = pytest.mark.parametrize("family", FAMILIES)
-ALL_HEADS = pytest.mark.parametrize(("family", "head"), EVERY_HEAD)
+BOTH = pytest.mark.parametrize("family", few("bert", "roberta"))
+ALL_HEADS = pytest.mark.parametrize(("family", "head"), one_of_each(EVERY_HEAD))
 
 
 def to_the_left(batch: HFBatch) -> HFBatch:
@@ -59,7 +59,7 @@ def to_the_left(batch: HFBatch) -> HFBatch:
 
 
 @pytest.mark.every_family
-@ALL_HEADS
+@pytest.mark.parametrize(("family", "head"), one_of_each(EVERY_HEAD, every_family=True))
 def test_right_padding(family: str, head: Head) -> None:
     theirs = hf_model(family, head)
     ours = ours_from(theirs, head)
@@ -68,7 +68,7 @@ def test_right_padding(family: str, head: Head) -> None:
     assert packed_difference(theirs, ours, batch) <= TOLERANCE
 
 
-@pytest.mark.parametrize(("family", "head"), [case for case in EVERY_HEAD if case[1] != "sequence"])
+@pytest.mark.parametrize(("family", "head"), one_of_each([case for case in EVERY_HEAD if case[1] != "sequence"]))
 def test_left_padding(family: str, head: Head) -> None:
     theirs = hf_model(family, head)
     batch = random_batch(family, lengths=LENGTHS, side="left")
@@ -136,7 +136,9 @@ def test_hidden_states(family: str) -> None:
         assert difference(theirs_at, ours_at, batch.attention_mask) <= TOLERANCE
 
 
-@pytest.mark.parametrize(("family", "head"), [case for case in EVERY_HEAD if case[0] not in ("deberta-v2", "roformer")])
+@pytest.mark.parametrize(
+    ("family", "head"), one_of_each([case for case in EVERY_HEAD if case[0] not in ("deberta-v2", "roformer")])
+)
 @torch.no_grad()
 def test_explicit_positions(family: str, head: Head) -> None:
     """Positions are used as they are, in any order."""
@@ -229,11 +231,12 @@ def padded(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> HFBatch:
     )
 
 
+@pytest.mark.parametrize("count", [25, pytest.param(200, marks=pytest.mark.slow)])
 @torch.no_grad()
 def test_published_weights_on_real_texts(
-    embedded_model: Path, wordpiece_tokenizer: PreTrainedTokenizerBase, repository: Path
+    count: int, embedded_model: Path, wordpiece_tokenizer: PreTrainedTokenizerBase, repository: Path
 ) -> None:
-    """200 texts of each source: the packed path in float32 against transformers' padded batches."""
+    """Texts of each source: the packed path in float32 against transformers' padded batches."""
     sources = {"feedback": feedback_texts(repository)}
     if "BERT_TASKS_DATA" in os.environ:
         sources["sst2"] = sst2_texts(Path(os.environ["BERT_TASKS_DATA"]))
@@ -241,8 +244,8 @@ def test_published_weights_on_real_texts(
     ours: Model = ours_from(theirs, "base")
     for texts in sources.values():
         assert len(texts) >= 200
-        by_length = sorted(texts[:200], key=len)
-        for start in range(0, 200, 25):
+        by_length = sorted(texts[:count], key=len)
+        for start in range(0, count, 25):
             batch = padded(by_length[start : start + 25], wordpiece_tokenizer)
             apart = difference(hf_output(theirs, batch), packed_output(ours, batch), batch.attention_mask)
             assert apart <= 1e-5

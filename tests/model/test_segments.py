@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers.processors import BertProcessing, ByteLevel, RobertaProcessing, Sequence, TemplateProcessing
 from transformers import (
     AutoModelForSequenceClassification,
@@ -24,7 +25,8 @@ from bert_tasks.model.task_model import TaskModel
 from bert_tasks.outputs.features import Feature
 from bert_tasks.tasks import PairClassification
 from support.hf_models import FAMILIES, ROBERTAS, WITHOUT_SEGMENTS, WITHOUT_TYPES
-from support.small_checkpoints import save_checkpoint
+from support.sampling import few, one_of_each
+from support.small_checkpoints import edit_config, save_checkpoint
 from support.small_tokenizers import LINES
 
 LABELS = ("calm", "glad", "sad")
@@ -36,8 +38,14 @@ ROWS = [
 # kind of post-processor -> the segment of each piece: before, first text, its end, second text, its end
 TEMPLATES = {"zeros": (0, 0, 0, 0, 0), "bert": (0, 0, 0, 1, 1), "late": (0, 0, 1, 1, 1), "far": (2, 1, 1, 3, 3)}
 PROCESSORS = (*TEMPLATES, "roberta", "bert processing", "sequence", "own class")
+TOKENIZER_KINDS = (*product(PROCESSORS, ["bpe"]), ("own class", "wordpiece"), ("own class", "unigram"))
 ZEROS = {("zeros", "bpe"), ("roberta", "bpe"), ("own class", "bpe")}  # these give both texts of a pair segment 0
-WIDTHS = (0, 1, 2, 3)
+# The families with a table of segments, and the rows that it may have.
+TABLES = [
+    (family, width)
+    for family, width in product(FAMILIES, range(4))
+    if family not in (*WITHOUT_TYPES, "deberta-v2") and (family in ROBERTAS or width > 0)
+]
 
 
 def processor(processor_name: str, tokenizer: PreTrainedTokenizerBase) -> Any:
@@ -91,13 +99,11 @@ def segments_of(ids: list[list[int]], tokenizer: PreTrainedTokenizerBase, second
     return expected
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(
-    ("processor_name", "name"), [*product(PROCESSORS, ["bpe"]), ("own class", "wordpiece"), ("own class", "unigram")]
-)
+@pytest.mark.parametrize(("family", "tokenizer_kind"), one_of_each([*product(FAMILIES, TOKENIZER_KINDS)]))
 def test_segments_are_the_familys_or_zeros_here_and_in_stock(
-    processor_name: str, family: str, name: str, fresh: Any, tmp_path: Path
+    family: str, tokenizer_kind: tuple[str, str], fresh: Any, tmp_path: Path
 ) -> None:
+    processor_name, name = tokenizer_kind
     tokenizer = plain(fresh(name), processor_name)
     save_checkpoint(tmp_path / "stock", family, tokenizer, head="sequence", labels=LABELS, wide=True)
     model = TaskModel.from_pretrained(
@@ -124,7 +130,7 @@ def test_segments_are_the_familys_or_zeros_here_and_in_stock(
         assert list(prediction.scores.values()) == pytest.approx(scores.tolist(), abs=1e-5)
 
 
-@pytest.mark.parametrize("stated", ["names of inputs", "zeros", "both"])
+@pytest.mark.parametrize("stated", few("both", of=("names of inputs", "zeros", "both")))
 def test_pairs_of_a_folder_without_segments_have_the_logits_of_transformers(
     stated: str, fresh: Any, tmp_path: Path
 ) -> None:
@@ -168,11 +174,8 @@ def test_a_new_model_has_the_segments_of_its_family(is_folder: bool, fresh: Any,
     assert any(AutoTokenizer.from_pretrained(tmp_path / "saved")("a", "b")["token_type_ids"])
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_no_segment_is_beyond_the_models_table(width: int, family: str, fresh: Any, tmp_path: Path) -> None:
-    if family in (*WITHOUT_TYPES, "deberta-v2") or (family not in ROBERTAS and width == 0):
-        pytest.skip("there is no such configuration")
+@pytest.mark.parametrize(("family", "width"), one_of_each(TABLES))
+def test_no_segment_is_beyond_the_models_table(family: str, width: int, fresh: Any, tmp_path: Path) -> None:
     save_checkpoint(tmp_path, family, fresh("wordpiece"))
     resize(tmp_path, family, width)
     task = PairClassification.of(labels=LABELS, max_length=40)
@@ -185,10 +188,6 @@ def test_no_segment_is_beyond_the_models_table(width: int, family: str, fresh: A
 
 
 def resize(folder: Path, family: str, width: int) -> None:
-    from safetensors.torch import load_file, save_file
-
-    from support.small_checkpoints import edit_config
-
     weights = load_file(folder / "model.safetensors")
     key = "embeddings.token_type_embeddings.weight"
     table = weights.pop(key)

@@ -1,5 +1,7 @@
 """Students made of some layers of a checkpoint, and of another family."""
 
+from itertools import product
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -16,8 +18,10 @@ from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import MaskedLanguageModeling, SequenceClassification, TokenClassification
 from bert_tasks.tasks.features import collate
 from support.hf_models import FAMILIES, hf_class, hf_config, widen
+from support.sampling import one_of_each
 from support.small_checkpoints import tokenizer_of
 
+WITH_OWN_LAYERS = [family for family in FAMILIES if family != "albert"]
 LABELS = ("calm", "glad", "sad")
 TEXTS = ("the ferry leaves at seven", "", "nobody told the baker that prices rose last winter")
 
@@ -60,8 +64,7 @@ def logits(model):
         return model(batch)
 
 
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "albert"])
-@pytest.mark.parametrize("layers", [(0, 2, 4), (3, 1), (2,)])
+@pytest.mark.parametrize(("family", "layers"), one_of_each([*product(WITH_OWN_LAYERS, [(0, 2, 4), (3, 1), (2,)])]))
 def test_a_student_is_the_encoder_with_these_layers(saved, family, layers):
     teacher = task_model(saved(family))
     if family == "modernbert" and layers[0] != 0:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import MaskedLanguageModeling, SequenceClassification
 from support import parity
 from support.hf_models import FAMILIES, PREFIX, HFBatch, hf_config, random_batch, widen
+from support.sampling import one_of_each
 from support.small_checkpoints import save_checkpoint
 
 LENGTHS = (17, 2, 30, 9, 3, 16)
@@ -36,7 +38,7 @@ DECODERS = {
 }
 # Families whose decoder is a table of its own, and is tied to the word embeddings if the config says so.
 TIED_BY_CONFIG = ("eurobert", "ultrabert")
-EVERY_HEAD = pytest.mark.parametrize(("family", "head"), KINDS)
+EVERY_HEAD = pytest.mark.parametrize(("family", "head"), one_of_each(KINDS))
 
 
 class HeadTask(MaskedLanguageModeling):
@@ -147,8 +149,7 @@ def test_loss_and_gradients(family: str, head: str) -> None:
     assert gradients_apart(theirs, ours, head, batch) <= 1e-9
 
 
-@pytest.mark.parametrize("activation", ["relu", "gelu_new"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "activation"), one_of_each([*product(FAMILIES, ["relu", "gelu_new"])]))
 def test_activation_of_the_head(family: str, activation: str) -> None:
     """RoBERTa and ELECTRA ignore ``hidden_act`` there."""
     changes = {"activation" if family == "distilbert" else "hidden_act": activation}
@@ -188,10 +189,8 @@ def test_faults_are_seen() -> None:
     assert gradients_apart(theirs, ours, "masked-lm", batch) > 1e-8
 
 
-@pytest.mark.parametrize(
-    ("family", "head"),
-    [("bert", "pretraining"), *(pytest.param(*case, marks=pytest.mark.slow) for case in KINDS if case[0] != "bert")],
-)
+@pytest.mark.slow  # losses and gradients are compared for one step above
+@pytest.mark.parametrize(("family", "head"), [("bert", "pretraining"), *(case for case in KINDS if case[0] != "bert")])
 def test_a_hundred_steps_give_transformers_loss_curve_and_files(family: str, head: str, tmp_path: Path) -> None:
     """The decoder stays tied: what is saved after training gives stock transformers the same logits."""
     none = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -249,12 +248,15 @@ def test_logits_under_left_padding(family: str, head: str) -> None:
 
 
 @pytest.mark.every_family
-@EVERY_HEAD
+@pytest.mark.parametrize(("family", "head"), one_of_each(KINDS, every_family=True))
 def test_saved_files_are_transformers(family: str, head: str, tmp_path: Path) -> None:
     same_as_stock(ours_from(hf_model(family, head), head), head, tmp_path)
 
 
-@pytest.mark.parametrize(("family", "head"), [case for case in KINDS[:-1] if case[0] != "rembert"])  # is never tied
+@pytest.mark.parametrize(
+    ("family", "head"),
+    one_of_each([case for case in KINDS[:-1] if case[0] != "rembert"]),  # which is never tied
+)
 def test_published_files_load_with_the_decoder_or_without(family: str, head: str) -> None:
     """Files of older versions hold the decoder, too: it must be the table of embeddings and the bias."""
     tied = {"tie_word_embeddings": True} if family in TIED_BY_CONFIG else {}
@@ -310,7 +312,7 @@ def test_what_the_head_cannot_compute_is_refused() -> None:
     assert MaskedLanguageModeling.of().with_settings(top_k=3).settings()["top_k"] == 3
 
 
-@pytest.mark.parametrize("head", ["masked-lm", "pretraining"])
+@pytest.mark.parametrize("head", ["masked-lm", pytest.param("pretraining", marks=pytest.mark.slow)])
 def test_gradients_do_not_depend_on_the_number_of_threads(head: str) -> None:
     theirs = hf_model("bert", head).float()
     batch = random_batch("bert", lengths=LENGTHS)

@@ -4,6 +4,7 @@ import csv
 import json
 import os
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,16 @@ from bert_tasks.model.prediction import batch_rows
 from bert_tasks.outputs.classes import ClassPrediction
 from bert_tasks.tasks import PairClassification, SequenceClassification
 from bert_tasks.tasks.base import Task
+from support.sampling import one_of_each
 from support.small_checkpoints import save_checkpoint, tokenizer_of
 from support.small_tokenizers import LINES
 
 NLI = ("contradiction", "neutral", "entailment")
+# Names of the labels of a model of pairs, of which one begins with "entail".
+NAMES = (
+    *(NLI, NLI[::-1], ("contradiction", "ENTAILMENT", "neutral")),
+    *(("entailed", "not_entailment"), ("not_entailment", "entailment")),
+)
 LABELS = ["the weather", "food and drink", "a machine", "politics"]
 HYPOTHESIS = "This text is about {}."
 LENGTH = 48  # of small checkpoints
@@ -55,8 +62,10 @@ def assert_equal_scores(predictions: Sequence[Any], expected: Sequence[dict[str,
         assert prediction.score == prediction.scores[prediction.label]
 
 
-@pytest.mark.parametrize("multi_label", [False, True])
-@pytest.mark.parametrize("family", ["bert", "roberta", "albert", "xlm-roberta", "deberta-v2", "modernbert"])
+@pytest.mark.parametrize(
+    ("family", "multi_label"),
+    one_of_each([*product(["bert", "roberta", "albert", "xlm-roberta", "deberta-v2", "modernbert"], [False, True])]),
+)
 def test_scores_equal_transformers_pipeline(
     family: str, multi_label: bool, by_kind: dict[str, PreTrainedTokenizerBase], tmp_path: Path
 ) -> None:
@@ -72,20 +81,11 @@ def test_scores_equal_transformers_pipeline(
     assert len({round(score, 3) for scores in expected for score in scores.values()}) > 20
 
 
-@pytest.mark.parametrize(
-    "names",
-    [
-        NLI,
-        NLI[::-1],
-        ("contradiction", "ENTAILMENT", "neutral"),
-        ("entailed", "not_entailment"),
-        ("not_entailment", "entailment"),
-    ],
-)
-@pytest.mark.parametrize("labels", [LABELS, LABELS[:1]])
+@pytest.mark.parametrize(("names", "count"), one_of_each([*product(NAMES, [len(LABELS), 1])]))
 def test_a_folder_of_ours_opens_in_the_pipeline(
-    names: tuple[str, ...], labels: list[str], wordpiece_tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+    names: tuple[str, ...], count: int, wordpiece_tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
+    labels = LABELS[:count]
     save_checkpoint(tmp_path / "base", "bert", wordpiece_tokenizer, wide=True)
     torch.manual_seed(2)
     pair = TaskModel.from_pretrained(tmp_path / "base", task=PairClassification.of(labels=names, max_length=LENGTH))
@@ -105,10 +105,13 @@ def test_a_folder_of_ours_opens_in_the_pipeline(
             assert all(sum(prediction.scores.values()) == pytest.approx(1) for prediction in predictions)
 
 
-def test_files_and_columns_are_read_as_by_other_models(model: TaskModel, tmp_path: Path) -> None:
-    many = [f"{text} {number}" for number, text in enumerate(LINES * 60)]  # more than a chunk
+def test_files_and_columns_are_read_as_by_other_models(
+    model: TaskModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many = [f"{text} {number}" for number, text in enumerate(LINES[:10])]
     zero_shot = model.zero_shot(LABELS, hypothesis=HYPOTHESIS)
-    assert batch_rows(zero_shot, explain=False) == 1024 // len(LABELS)
+    monkeypatch.setattr("bert_tasks.model.prediction.BATCH_ROWS", 16)
+    assert batch_rows(zero_shot, explain=False) == 16 // len(LABELS)
     expected = zero_shot.predict(many)
     with (tmp_path / "rows.csv").open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows([("id", "text"), *enumerate(many)])
@@ -174,6 +177,7 @@ def test_only_the_text_is_cut(model: TaskModel) -> None:
     assert all(window["lost_tokens"] > 0 for window in windows)
 
 
+@pytest.mark.slow
 def test_graphs_and_low_precision(model: TaskModel, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     model.save_pretrained(tmp_path / "model")
