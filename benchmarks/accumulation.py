@@ -55,6 +55,9 @@ def masked(model: TaskModel) -> list[Feature]:
 def step_of_ours(folder: Path, parts: int) -> dict[str, float]:
     model = TaskModel.from_pretrained(folder)
     tokens = sum(len(feature["input_ids"]) for feature in model.task.features(rows(), model.require_tokenizer()))
+    micro_batch_tokens = tokens // parts
+    if parts == 1:
+        micro_batch_tokens = 10**6  # more than all rows have
     with tempfile.TemporaryDirectory() as run:
         output = Path(os.environ.get("SHARED_FOLDER", run)) / "run"
         fit(
@@ -65,7 +68,7 @@ def step_of_ours(folder: Path, parts: int) -> dict[str, float]:
             progress=False,
             max_steps=1,
             batch_size=ROWS,
-            micro_batch_tokens=10**6 if parts == 1 else tokens // parts,
+            micro_batch_tokens=micro_batch_tokens,
             logging_steps=1,
             seed=SEED,
         )
@@ -132,7 +135,7 @@ def run_side(side: str, parts: int, folder: Path, output: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--one", nargs=4, metavar=("SIDE", "PARTS", "MODEL", "OUTPUT"), help=argparse.SUPPRESS)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()

@@ -66,7 +66,7 @@ def measure(workload: str, options: Options) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workload", action="append", choices=WORKLOADS, help="default: all but SQuAD's")
     parser.add_argument("--share", type=float, default=0.2, help="of the batches; SQuAD needs 1")
     parser.add_argument("--json", type=Path)

@@ -236,7 +236,14 @@ def train_theirs(
     encoded = tokenizer([row["text"] for row in cell.rows])
     columns = {name: encoded[name] for name in ("input_ids", "attention_mask")}
     dataset = Dataset.from_dict(columns | {"labels": [LABELS.index(row["label"]) for row in cell.rows]})
-    shape = {"padding": "max_length", "max_length": cell.max_length} if padded else {"pad_to_multiple_of": 8}
+    if padded:
+        shape: dict[str, Any] = {"padding": "max_length", "max_length": cell.max_length}
+        sampling = "random"
+    else:
+        # Tensor cores want lengths that are multiples of 8.
+        shape, sampling = {"pad_to_multiple_of": 8}, "group_by_length"
+    on_cpu = device.type == "cpu"
+    workers = 0 if on_cpu else 2
     with TemporaryDirectory() as folder:
         arguments = TrainingArguments(
             output_dir=folder,
@@ -244,12 +251,12 @@ def train_theirs(
             per_device_train_batch_size=cell.batch_size,
             weight_decay=0.01,
             optim="adamw_torch_fused",
-            train_sampling_strategy="random" if padded else "group_by_length",
-            use_cpu=device.type == "cpu",
+            train_sampling_strategy=sampling,
+            use_cpu=on_cpu,
             bf16=bf16,
             torch_compile=compiled,
-            dataloader_num_workers=0 if device.type == "cpu" else 2,
-            dataloader_persistent_workers=device.type != "cpu",
+            dataloader_num_workers=workers,
+            dataloader_persistent_workers=not on_cpu,
             save_strategy="no",
             logging_strategy="no",
             report_to="none",
@@ -379,9 +386,10 @@ def machine(device: torch.device) -> dict[str, str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=8.0, help="no side starts after that")
-    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda" if torch.cuda.is_available() else "cpu")
+    found = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--device", choices=["cuda", "cpu"], default=found)
     parser.add_argument("--shape", action="append", choices=CONFIGS, help="default: all but tiny; may be repeated")
     parser.add_argument("--side", action="append", choices=TRAINING, help="of training; default: ours, dynamic, padded")
     parser.add_argument("--json", type=Path)

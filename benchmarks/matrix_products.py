@@ -80,7 +80,9 @@ class Products:
     """
 
     def __init__(self, products: Sequence[Product], device: torch.device) -> None:
-        room = max(_extent(layout) for product in products for layout in (*product.operands, product.result))
+        room = 0
+        for product in products:
+            room = max(room, *map(_extent, product.operands), _extent(product.result))
         source = torch.randn(room, device=device) * 0.01
         self._device = device
         self._sources = {dtype: source.to(dtype) for dtype in {product.dtype for product in products}}

@@ -240,11 +240,11 @@ def train_jobs(data: Path, folder: Path, batch_sizes: Sequence[int], rows: int) 
     content = [{"text": first, "text_pair": second, "label": names[label]} for _, first, second, label in pairs]
     file = folder / "pairs.json"
     file.write_text(json.dumps(content), encoding="utf-8")
-    return [
-        {"work": work, "rows": len(content), "file": str(file), "batch_size": batch_size}
-        for batch_size in batch_sizes
-        for work in ("train, bert_tasks", "train, transformers")
-    ]
+    jobs = []
+    for batch_size in batch_sizes:
+        for work in ("train, bert_tasks", "train, transformers"):
+            jobs.append({"work": work, "rows": len(content), "file": str(file), "batch_size": batch_size})
+    return jobs
 
 
 def file_jobs(data: Path, folder: Path, parts: Sequence[str], sizes: Sequence[int]) -> list[dict[str, Any]]:
@@ -265,7 +265,7 @@ def file_jobs(data: Path, folder: Path, parts: Sequence[str], sizes: Sequence[in
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parts = ("train", "predict", "tokenise", "check")
     parser.add_argument("--parts", nargs="+", choices=parts, default=parts)
     parser.add_argument("--batch-sizes", nargs="+", type=int, default=[8, 16, 32, 64])

@@ -37,11 +37,13 @@ from bert_tasks.environment import cpu_name
 
 OURS, BF16, INT8 = "bert_tasks", "bert_tasks bf16", "bert_tasks int8"
 HAS_BF16 = torch.cpu.get_capabilities().get("avx512_bf16") or torch.cpu.get_capabilities().get("amx_bf16")
-MISSING = [
-    *([] if find_spec("openvino") is not None else ["openvino", "openvino bf16", "openvino int8"]),
-    *([] if find_spec("nncf") is not None else ["openvino int8"]),
-    *([] if HAS_BF16 else ["bert_tasks bf16", "openvino bf16"]),  # 100 times as slow as float32 without instructions
-]
+MISSING: list[str] = []
+if find_spec("openvino") is None:
+    MISSING += ["openvino", "openvino bf16", "openvino int8"]
+if find_spec("nncf") is None:
+    MISSING += ["openvino int8"]
+if not HAS_BF16:
+    MISSING += ["bert_tasks bf16", "openvino bf16"]  # without instructions for it 100 times as slow as float32
 INSTALLED = [name for name in SIDES if name not in MISSING]
 LABELS = ("negative", "positive")
 TRAINING_ROWS = 2000
@@ -121,7 +123,7 @@ def show(figures: Mapping[str, Result]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--rows", type=int, default=None, help="of the dev set; default: all")

@@ -174,7 +174,7 @@ def report(figures: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--side", action="append", choices=SIDES, help="default: all; may be repeated")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
@@ -197,7 +197,8 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     machine = environment()
     print(f"{machine['cpu']}, {machine['threads']} threads, float32 matrix library {machine['matmul_library']}")
-    figures = measure(arguments.side if arguments.side is not None else list(SIDES), options)
+    sides = list(SIDES) if arguments.side is None else arguments.side
+    figures = measure(sides, options)
     print("\n".join(report(figures)))
     if arguments.json is not None:
         content = {"options": vars(options), "environment": machine, "sides": figures}

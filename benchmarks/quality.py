@@ -148,7 +148,7 @@ def standard_error(samples: Sequence[Sequence[float]]) -> float:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", action="append", choices=COMPARISONS, help="default: all")
     parser.add_argument("--side", action="append", choices=SIDES, help="default: both")
     parser.add_argument("--seeds", type=int, nargs="+", help="default: those of the comparison")

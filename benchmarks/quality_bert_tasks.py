@@ -70,7 +70,9 @@ def _train(run: Run, *, weights: str, seed: int) -> tuple[dict[str, float], floa
         "run.eval_steps": AFTER_LAST_STEP,
     }
     settings |= _span_settings(run) if task.task_type == "span-extraction" else {"data.dir": run.data}
-    options = [option for key, value in settings.items() for option in ("--set", f"{key}={value}")]
+    options: list[str] = []
+    for key, value in settings.items():
+        options += ["--set", f"{key}={value}"]
     run.command("train", str(REPOSITORY / task.recipe), *options, "--output-dir", str(run.folder / "run"), "--quiet")
     lines = (run.folder / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     evaluations = [event for event in map(json.loads, lines) if event["event"] == "evaluation"]

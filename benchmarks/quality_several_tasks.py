@@ -18,7 +18,7 @@ import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +74,7 @@ def commands_folds(seed: int, count: int) -> list[tuple[list[Row], list[Row]]]:
     parts = [rows[number::FOLDS] for number in range(FOLDS)]
     folds = []
     for number, validation in enumerate(parts[:count]):
-        train = [row for other in range(FOLDS) if other != number for row in parts[other]]
+        train = list(chain(*parts[:number], *parts[number + 1 :]))
         folds.append((train, validation))
     return folds
 
@@ -142,7 +142,7 @@ def table(runs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", choices=list(PROBLEMS), default="commands")
     parser.add_argument("--rows", type=int, help="of conll2003, by default all")
     parser.add_argument("--folds", type=int, choices=range(1, FOLDS + 1), default=FOLDS, help="of commands")

@@ -98,7 +98,9 @@ def answers_of(
     answers: list[Answer] = []
     for question, group in zip(questions, groups, strict=True):
         null = min(float(starts[index][0] + ends[index][0]) for index in group)
-        spans = [span for index in group for span in _candidates(windows[index], starts[index], ends[index], task)]
+        spans: list[tuple[float, int, int]] = []
+        for index in group:
+            spans += _candidates(windows[index], starts[index], ends[index], task)
         if spans:
             score, begin, end = max(spans, key=lambda span: span[0])
             text = question.context[begin:end]

@@ -156,17 +156,15 @@ def squad_splits(folder: Path) -> tuple[list[Any], list[Any]]:
 
 def questions_of(articles: Sequence[Any]) -> list[Question]:
     """All questions of SQuAD articles, in file order."""
-    return [
-        Question(
-            key=entry["id"],
-            question=entry["question"],
-            context=paragraph["context"],
-            answers=tuple((answer["text"], answer["answer_start"]) for answer in entry["answers"]),
-        )
-        for article in articles
-        for paragraph in article["paragraphs"]
-        for entry in paragraph["qas"]
-    ]
+    questions: list[Question] = []
+    for article in articles:
+        for paragraph in article["paragraphs"]:
+            for entry in paragraph["qas"]:
+                answers = tuple((answer["text"], answer["answer_start"]) for answer in entry["answers"])
+                questions.append(
+                    Question(key=entry["id"], question=entry["question"], context=paragraph["context"], answers=answers)
+                )
+    return questions
 
 
 @dataclass(frozen=True, kw_only=True)

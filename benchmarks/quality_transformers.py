@@ -80,7 +80,8 @@ def run_sequence(job: Job) -> Outcome:
     """Classification of one text, or a number for one or two texts; scored on dev."""
     regression = job.task.task_type == "regression"
     tokenizer = AutoTokenizer.from_pretrained(job.weights)
-    model = AutoModelForSequenceClassification.from_pretrained(job.weights, num_labels=1 if regression else 2)
+    num_labels = 1 if regression else 2
+    model = AutoModelForSequenceClassification.from_pretrained(job.weights, num_labels=num_labels)
 
     def encode(split: str) -> Dataset:
         texts, labels = glue_rows(job.folder / f"{split}.tsv", job.task)
@@ -116,7 +117,7 @@ def _accuracies(gold: np.ndarray, guess: np.ndarray) -> dict[str, float]:
 def run_token(job: Job) -> Outcome:
     """Tags of words, learnt on first sub-words; entity scores over every word of test (and of dev, for the record)."""
     splits = {name: conll_sentences(job.folder / f"{name}.txt")[: job.limit] for name in ("train", "valid", "test")}
-    names = sorted({tag for _, tags in splits["train"] for tag in tags})
+    names = sorted(set().union(*(tags for _, tags in splits["train"])))
     tokenizer = AutoTokenizer.from_pretrained(job.weights)
     model = AutoModelForTokenClassification.from_pretrained(job.weights, num_labels=len(names))
     encoded = {name: _encoded_words(tokenizer, sentences, job) for name, sentences in splits.items()}

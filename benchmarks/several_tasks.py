@@ -54,7 +54,7 @@ def measured(job: Job) -> Figures:
     from bert_tasks.training.step import OptimizerSteps
 
     rows = read_rows(int(job["rows"]))
-    tags = {name: sorted({tag for row in rows for tag in row[name]}) for name in ("names", "shapes")}
+    tags = {name: sorted(set().union(*(row[name] for row in rows))) for name in ("names", "shapes")}
     side = str(job["side"])
     if side in tags:
         model: AnyModel = TaskModel.from_pretrained(EMBEDDED, task="token-classification", labels=tags[side])
@@ -92,7 +92,7 @@ def measured(job: Job) -> Figures:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=1000)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)

@@ -116,17 +116,20 @@ def _table(feature: Feature) -> npt.NDArray[np.int64]:
 
 def their_features(work: Predictor) -> list[dict[str, Any]]:
     """The same windows in the example's form."""
-    return [
-        {
-            "example_id": work.questions[feature["row"]].key,
-            "offset_mapping": [None if role == NOT_CONTEXT else (start, end) for start, end, role in table],
-            "token_is_max_context": {
-                str(token): role == MAX_CONTEXT for token, (*_, role) in enumerate(table) if role != NOT_CONTEXT
-            },
-        }
-        for feature in work.features
-        for table in [_table(feature).tolist()]
-    ]
+    result = []
+    for feature in work.features:
+        table = _table(feature).tolist()
+        offsets: list[tuple[int, int] | None] = []
+        is_max_context: dict[str, bool] = {}
+        for token, (start, end, role) in enumerate(table):
+            if role == NOT_CONTEXT:
+                offsets.append(None)
+            else:
+                offsets.append((start, end))
+                is_max_context[str(token)] = role == MAX_CONTEXT
+        key = work.questions[feature["row"]].key
+        result.append({"example_id": key, "offset_mapping": offsets, "token_is_max_context": is_max_context})
+    return result
 
 
 def answered(
@@ -210,12 +213,15 @@ def measure(work: Predictor, logits: Sequence[ForwardFn], utils_qa: ModuleType, 
         "utils_qa, datasets, no map": lambda: theirs(rows, unmapped),
     }
     gc.freeze()  # the input is not looked through while either side runs
-    times = [(name, processor_seconds(call)) for _ in range(repeats) for name, call in sides.items()]
-    return {name: statistics.median(value for side, value in times if side == name) for name in sides}
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(repeats):
+        for name, call in sides.items():
+            times[name].append(processor_seconds(call))
+    return {name: statistics.median(values) for name, values in times.items()}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--utils-qa", type=Path, required=True, metavar="FILE")
     parser.add_argument("--questions", type=int, default=10_000)
     parser.add_argument("--repeats", type=int, default=5)

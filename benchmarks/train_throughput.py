@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from unittest.mock import patch
 
 import torch
@@ -77,7 +77,8 @@ class Options:
 
     @property
     def device(self) -> torch.device:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+        return torch.device(name)
 
     def work(self, workload: str) -> Predictor:
         return prepared(workload, shape=self.shape, attention_dropout=self.attention_dropout, share=self.share)
@@ -91,6 +92,7 @@ def train_ours(work: Predictor, options: Options) -> float:
 def timed_fit(model: TaskModel, rows: Sequence[Row], options: Options, **optim: Any) -> float:
     """Seconds of an epoch over these rows, without evaluation and saving; ``optim``: further arguments of ``fit``."""
     timer = partial(Clock, CLOCKS[options.clock])
+    precision: Literal["bf16", "no"] = "bf16" if options.bf16 else "no"
     with tempfile.TemporaryDirectory() as folder, patch("bert_tasks.training.loop.Clock", timer):
         result = fit(
             model,
@@ -103,7 +105,7 @@ def timed_fit(model: TaskModel, rows: Sequence[Row], options: Options, **optim: 
             warmup_ratio=0.1,
             weight_decay=0.01,
             max_grad_norm=1.0,
-            mixed_precision="bf16" if options.bf16 else "no",
+            mixed_precision=precision,
             seed=0,
             **optim,
         )
@@ -126,16 +128,19 @@ def train_theirs(
         routed: linear layers in the library that ours chooses.
     """
     model = work.trainer_model()
-    for module in model.modules() if routed else ():
-        if type(module) is nn.Linear:
-            module.__class__ = Linear
+    if routed:
+        for module in model.modules():
+            if type(module) is nn.Linear:
+                module.__class__ = Linear
+    if options.share < 1 and sampling == "group_by_length":
+        sampling = "sequential"  # the rows of a share are already in the order of their groups
     return timed_trainer(
         model,
         trainer_dataset(work),
         work.trainer_collator(to_max_length=padding),
         options,
         batch_size=work.workload.batch_size,
-        sampling="sequential" if options.share < 1 and sampling == "group_by_length" else sampling,
+        sampling=sampling,
         compiled=compiled,
     )
 
@@ -206,8 +211,10 @@ def _update_seconds(work: Predictor, options: Options) -> float:
     """
     model = work.model()
     vocabulary, width = model.encoder.embeddings.word.weight.shape
-    used = len({token for feature in work.features for token in feature["input_ids"]})
-    idle_rows = vocabulary - used if used <= vocabulary / 2 else 0
+    used = len(set().union(*(feature["input_ids"] for feature in work.features)))
+    idle_rows = 0
+    if used <= vocabulary / 2:
+        idle_rows = vocabulary - used
     numbers = 4 * (sum(parameter.numel() for parameter in model.parameters()) - idle_rows * width)
     source = torch.ones(numbers, device=options.device)
     target = torch.empty_like(source)
@@ -305,7 +312,7 @@ def report(result: dict[str, Any]) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--workload", action="append", choices=WORKLOADS, help="default: all but squad128; may be repeated"
     )
@@ -334,8 +341,12 @@ def main() -> None:
     machine = environment()
     print(f"{machine['cpu']}, {machine['threads']} threads, float32 matrix library {machine['matmul_library']}")
     results = []
-    for workload in arguments.workload if arguments.workload is not None else [w for w in WORKLOADS if w != "squad128"]:
-        results.append(measure(workload, arguments.side if arguments.side is not None else ON_EVERY_DEVICE, options))
+    sides = ON_EVERY_DEVICE if arguments.side is None else arguments.side
+    workloads = arguments.workload
+    if workloads is None:
+        workloads = [name for name in WORKLOADS if name != "squad128"]
+    for workload in workloads:
+        results.append(measure(workload, sides, options))
         print("\n".join(report(results[-1])), flush=True)
     if arguments.json is not None:
         content = {"options": vars(options), "environment": machine, "results": results}

@@ -124,8 +124,10 @@ class Predictor:
 
         tagging = self.workload.task == "token-classification"
         collator = DataCollatorForTokenClassification if tagging else DataCollatorWithPadding
-        shape: dict[str, Any] = {"padding": "max_length", "max_length": self.workload.max_length}
-        return collator(AutoTokenizer.from_pretrained(self.weights), **(shape if to_max_length else {}))
+        shape: dict[str, Any] = {}
+        if to_max_length:
+            shape = {"padding": "max_length", "max_length": self.workload.max_length}
+        return collator(AutoTokenizer.from_pretrained(self.weights), **shape)
 
 
 def _model(workload: Workload, weights: Path, labels: Sequence[str]) -> TaskModel:
@@ -185,7 +187,10 @@ def _share_of_batches(rows: Sequence[Row], lengths: Sequence[int], batch_size: i
     order = grouped(lengths, batch_size, generator=generator)
     step = round(1 / share)
     starts = range(batch_size * (step // 2), len(order), batch_size * step)  # not always the longest of a group
-    return [rows[i] for start in starts for i in order[start : start + batch_size]]
+    chosen: list[Row] = []
+    for start in starts:
+        chosen += [rows[index] for index in order[start : start + batch_size]]
+    return chosen
 
 
 def trainer_dataset(work: Predictor) -> Dataset:

@@ -222,7 +222,7 @@ def run_job(job: Job) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--side", action="append", choices=SIDES, help="default: all; may be repeated")
     parser.add_argument("--rows", type=int, default=640)
     parser.add_argument("--repeats", type=int, default=3)
