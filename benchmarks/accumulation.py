@@ -33,12 +33,12 @@ SIDES = ("bert_tasks", "transformers")
 
 
 def rows() -> list[dict[str, str]]:
-    """The beginnings of sections, so that each text is one window."""
+    """Returns the beginnings of sections, which are short enough for each text to be one window."""
     return [{"text": " ".join(text.split()[: 8 + 2 * i])} for i, text in enumerate(texts(1.0)[:ROWS])]
 
 
 def save_model(folder: Path) -> None:
-    """The embedded weights without dropout, with a new head."""
+    """Saves the embedded weights without dropout and with a new head, so that both sides start equal."""
     model = TaskModel.from_pretrained(WEIGHTS, task="masked-language-modeling", max_length=LENGTH)
     draw_new_head(model, SEED)
     model.hf_config |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -46,7 +46,7 @@ def save_model(folder: Path) -> None:
 
 
 def masked(model: TaskModel) -> list[Feature]:
-    """The texts as the first step of ``fit`` sees them."""
+    """Returns the features of the texts, masked as the first step of ``fit`` masks them."""
     features, tokenizer = model.task.features(rows(), model.require_tokenizer()), model.require_tokenizer()
     keys = FeatureKeys(seed=SEED, epoch=0, numbers=range(len(features)))
     return list(model.task.prepare(features, keys, features, tokenizer))
@@ -116,7 +116,7 @@ def step_of_theirs(folder: Path, parts: int) -> dict[str, float]:
 
 
 def measured(side: str, way: str, folder: Path, scratch: Path) -> dict[str, float]:
-    """Loss and norm of one step, made in processes of its own."""
+    """Returns the loss and the norm of the gradient of one step, which runs in processes of its own."""
     parts, processes = WAYS[way]
     output = scratch / f"{side}-{way}.json".replace(" ", "-")
     launcher = ["-m", "torch.distributed.run", "--nproc_per_node", str(processes)] if processes > 1 else []

@@ -45,7 +45,7 @@ COLUMNS = {
 
 
 def train_steps(job: Job) -> Figures:
-    """In the fresh process: optimizer steps of one side."""
+    """Runs the optimizer steps of one side. It is called in a fresh process."""
     import torch
 
     from bert_tasks import TaskModel

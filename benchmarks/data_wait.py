@@ -27,7 +27,7 @@ from bert_tasks.training.step import OptimizerSteps
 
 
 class Clock:
-    """Processor seconds of this thread inside the functions that it wraps, and how often they ran in training."""
+    """Adds up the processor seconds of this thread in the functions that it wraps, outside of evaluations."""
 
     def __init__(self) -> None:
         self.seconds, self.calls = 0.0, 0

@@ -62,7 +62,7 @@ def fastest_batch_size(model: str, threads: int, texts: tuple[str, ...]) -> int:
 
 
 def measured(side: str, model: str, threads: int, texts: tuple[str, ...]) -> tuple[float, Any]:
-    """Seconds for all texts, and their vectors."""
+    """Returns the seconds for all texts, and their vectors."""
     embed = embed_of(side, model, threads)
     options = {"batch_size": fastest_batch_size(model, threads, texts)} if side == FASTEST else {}
     start = time.perf_counter()

@@ -85,7 +85,7 @@ CONFIGS: dict[str, Callable[[], Any]] = {
 
 @dataclass(frozen=True)
 class Cell:
-    """What is measured: the texts of one epoch on one model.
+    """The texts of one epoch on one model, which is what every side runs.
 
     Attributes:
         steps: optimizer steps of an epoch.
@@ -114,7 +114,7 @@ class Cell:
 
     @cached_property
     def rows(self) -> list[dict[str, str]]:
-        """Texts whose words are tokens; two more are the special ones."""
+        """Returns texts in which each word is one token. The two special tokens are added to these."""
         words = np.random.default_rng(1).integers(5, 2000, size=sum(self.drawn_lengths))
         texts = np.split(words, np.cumsum(self.drawn_lengths)[:-1])
         labels = np.random.default_rng(2).integers(2, size=len(texts))
@@ -125,7 +125,7 @@ class Cell:
 
     @property
     def operations(self) -> float:
-        """Floating-point operations of an epoch of training that the model needs."""
+        """Returns the floating-point operations that an epoch of training needs."""
         config = self.config
         hidden, layers = config.hidden_size, config.num_hidden_layers
         gated = 3 if config.model_type == "modernbert" else 2
@@ -135,7 +135,7 @@ class Cell:
 
 
 def _keys(config: Any, length: int) -> int:
-    """Keys that a query of a sequence attends to, summed over the layers."""
+    """Returns how many keys a query of a sequence attends to, summed over the layers."""
     kinds = getattr(config, "layer_types", None)
     if config.model_type != "modernbert" or kinds is None:
         return int(config.num_hidden_layers) * length
@@ -158,7 +158,7 @@ TINY_CELLS = (Cell("tiny", "sst2", 8, 4), Cell("tiny", "rte", 8, 3))
 
 
 def word_tokenizer() -> PreTrainedTokenizerFast:
-    """One token for each number."""
+    """Returns a tokenizer that has one token for each number, so that lengths are known."""
     vocabulary = {"[PAD]": 0, "[CLS]": 1, "[SEP]": 2, "[UNK]": 3} | {str(n): n for n in range(5, 2000)}
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -192,7 +192,7 @@ def _best(cell: Cell) -> str:
 
 
 def train_ours(cell: Cell, device: torch.device, *, bf16: bool, graphs: bool = True) -> float:
-    """Seconds of an epoch."""
+    """Returns the seconds of an epoch of ``fit``."""
     model = our_model(cell, device)
     precision: Literal["bf16", "no"] = "bf16" if bf16 else "no"
     steps = OptimizerSteps(
@@ -218,7 +218,7 @@ def train_ours(cell: Cell, device: torch.device, *, bf16: bool, graphs: bool = T
 def train_theirs(
     cell: Cell, device: torch.device, *, bf16: bool, padded: bool = False, compiled: bool = False
 ) -> float:
-    """Seconds of an epoch of ``Trainer``."""
+    """Returns the seconds of an epoch of ``Trainer``."""
     from transformers import DataCollatorWithPadding, Trainer, TrainerCallback, TrainingArguments
 
     class Clock(TrainerCallback):
@@ -270,7 +270,7 @@ def train_theirs(
 
 @torch.inference_mode()
 def predict_ours(cell: Cell, device: torch.device, *, bf16: bool) -> float:
-    """Seconds for all texts."""
+    """Returns the seconds for all texts."""
     model = our_model(cell, device).eval()
     features = model.task.features(cell.rows, model.require_tokenizer())
 
@@ -283,7 +283,7 @@ def predict_ours(cell: Cell, device: torch.device, *, bf16: bool) -> float:
 
 @torch.inference_mode()
 def predict_theirs(cell: Cell, device: torch.device, *, bf16: bool) -> float:
-    """Seconds for all texts in padded batches of like lengths."""
+    """Returns the seconds for all texts, in padded batches of similar lengths."""
     model, tokenizer = their_model(cell, device).eval(), word_tokenizer()
     ids = sorted(tokenizer([row["text"] for row in cell.rows])["input_ids"], key=len)
     size = 128 if cell.max_length < 1000 else 4
@@ -333,7 +333,7 @@ def clean_memory(device: torch.device) -> Iterator[None]:
 
 
 def measured(side: Callable[..., float], cell: Cell, device: torch.device, *, bf16: bool, training: bool) -> Any:
-    """Figures of a side; the error where it fails, for example for want of memory."""
+    """Returns the figures of a side, or its error if it fails, for example because memory runs out."""
     with clean_memory(device):
         try:
             seconds = side(cell, device, bf16=bf16)
@@ -353,7 +353,7 @@ def measured(side: Callable[..., float], cell: Cell, device: torch.device, *, bf
 def run(
     cells: Sequence[Cell], sides: Sequence[str], device: torch.device, *, deadline: float, path: Path | None
 ) -> list[dict[str, Any]]:
-    """Measures cell by cell until the deadline, and writes what is measured after each side."""
+    """Measures one cell after another until the deadline, and writes the results after each side."""
     results: list[dict[str, Any]] = []
     bf16 = device.type == "cuda"
     kinds = {"training": TRAINING, "prediction": PREDICTION}
@@ -380,7 +380,7 @@ def _line(result: dict[str, Any]) -> str:
 
 
 def machine(device: torch.device) -> dict[str, str]:
-    """What the figures depend on."""
+    """Returns what the figures depend on, such as the device and the versions of the libraries."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     return {"device": name, "torch": torch.__version__, "transformers": transformers.__version__}
 

@@ -27,7 +27,7 @@ WARM_UP = 20
 
 
 def sides(folder: str) -> dict[str, Callable[[], Any]]:
-    """The three ways from a text, or from its packed batch, to a result."""
+    """Returns the three ways to a result: two begin with a text, one with its packed batch."""
     TaskModel.from_pretrained(MODEL, task="sequence-classification", labels=LABELS).save_pretrained(folder)
     model = TaskModel.from_pretrained(folder)
     rows = [{"text": TEXT}]

@@ -57,7 +57,7 @@ def sst2_rows(data: Path) -> list[dict[str, str]]:
 
 
 def write_sentences(data: Path, count: int, path: Path) -> Path:
-    """Rows of one to three sentences, drawn anew for each size, so that all sizes have the same lengths."""
+    """Writes rows of one to three sentences. Each size draws its own, so that all have the same lengths."""
     rows, chance = sst2_rows(data), random.Random(0)
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, ["text", "label"], lineterminator="\n")
@@ -187,7 +187,7 @@ WORK: dict[str, Callable[[Job], float]] = {
 
 
 def run_job(job: Job) -> None:
-    """In the fresh process: does the work and prints its seconds, and those of the processor, start-up included."""
+    """Does the work in a fresh process and prints its seconds and processor seconds, including the start."""
     limit_primitive_caches()
     import torch
 
@@ -198,7 +198,7 @@ def run_job(job: Job) -> None:
 
 
 def measured(job: Job, folder: Path) -> dict[str, Any]:
-    """The job's figures from a process of its own, whose caches lie in ``folder``."""
+    """Runs a job in a process of its own, whose caches are in ``folder``, and returns its figures."""
     with tempfile.TemporaryDirectory(dir=folder) as caches:
         environment = os.environ | {"HF_DATASETS_CACHE": caches}
         command = [sys.executable, __file__, "--job", json.dumps({**job, "output": f"{caches}/out.jsonl"})]
@@ -215,7 +215,7 @@ def measured(job: Job, folder: Path) -> dict[str, Any]:
 
 
 def watched(process: "subprocess.Popen[str]") -> tuple[int, resource.struct_rusage]:
-    """Waits for a process. Gives the peak of its anonymous memory in bytes and what the kernel says it used."""
+    """Waits for a process. Returns the peak of its anonymous memory in bytes, and its usage as the kernel counts it."""
     peak = 0
     while True:
         pid, status, usage = os.wait4(process.pid, os.WNOHANG)

@@ -65,7 +65,7 @@ class Result:
 
 
 def table_of(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
-    """GLUE's tsv files have no quoting rules."""
+    """Reads a tsv file of GLUE, in which quotes have no meaning."""
     lines = path.read_text(encoding="utf-8").split("\n")
     names = lines[0].split("\t")
     rows = [dict(zip(names, line.split("\t"), strict=True)) for line in lines[1:] if line]
@@ -82,7 +82,7 @@ def share(left: Sequence[str], right: Sequence[str]) -> float:
 
 
 def machine() -> dict[str, str]:
-    """The processor, the instructions that matter here, and the library of our float32 products."""
+    """Returns the processor, the instructions that matter here, and the library of our float32 products."""
     capabilities = torch.cpu.get_capabilities()
     further = [name for name in ("avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16") if capabilities.get(name)]
     instructions = " ".join([torch.backends.cpu.get_cpu_capability(), *further])

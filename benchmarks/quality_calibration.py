@@ -32,7 +32,7 @@ SETTINGS: dict[str, Any] = {"epochs": 1, "batch_size": 32, "learning_rate": 5e-5
 
 
 def read_rows(file: str, count: int | None) -> list[dict[str, Any]]:
-    """Rows in a random order, the first of which are kept."""
+    """Returns the first rows of a random order."""
     path = Path(os.environ["BERT_TASKS_DATA"]) / "glue" / "SST-2" / file
     lines = [line.rpartition("\t") for line in path.read_text("utf-8").splitlines()[1:]]
     order = np.random.default_rng(0).permutation(len(lines))[:count]
@@ -40,7 +40,7 @@ def read_rows(file: str, count: int | None) -> list[dict[str, Any]]:
 
 
 def measure(logits: Matrix, labels: Vector, temperature: float) -> dict[str, float]:
-    """The error, the cross entropy and the accuracies of calibrated predictions."""
+    """Returns the calibration error, the cross entropy and the accuracies of calibrated predictions."""
     scaled = logits / temperature
     probabilities = np.exp(scaled - scaled.max(axis=1, keepdims=True))
     probabilities /= probabilities.sum(axis=1, keepdims=True)
@@ -56,7 +56,7 @@ def measure(logits: Matrix, labels: Vector, temperature: float) -> dict[str, flo
 
 
 def split_results(logits: Matrix, labels: Vector, splits: int) -> dict[str, Any]:
-    """The means over random halves: temperatures, and the figures of the other halves before and after."""
+    """Fits temperatures on random halves. Returns their mean, and the figures of the other halves before and after."""
     generator, figures = np.random.default_rng(0), []
     for _ in range(splits):
         order = generator.permutation(len(labels))

@@ -157,7 +157,7 @@ def train(task: str, side: str, seed: int, sets: Mapping[str, list[Row]], option
 
 
 def speeds(models: Mapping[str, TaskModel], rows: Sequence[Row], repeats: int = 3) -> dict[str, float]:
-    """Rows per second of each model, the median of alternating repeats after one to warm up."""
+    """Returns the rows per second of each model: the median of alternating repeats, after one to warm up."""
     plain = [{name: value for name, value in row.items() if name in ("text", "words")} for row in rows[:2000]]
     seconds: dict[str, list[float]] = {side: [] for side in models}
     for _ in range(repeats + 1):
@@ -195,13 +195,13 @@ def run(task: str, seed: int, options: argparse.Namespace) -> None:
 
 
 def settings(options: argparse.Namespace) -> dict[str, Any]:
-    """What lines of one table share."""
+    """Returns the settings that lines of one table share."""
     names = ("start", "layers", "temperature", "weight", "hidden", "bf16", "rows", "unlabelled", "threads")
     return {name: getattr(options, name) for name in names}
 
 
 def results(options: argparse.Namespace) -> Iterator[tuple[tuple[str, int, str], dict[str, Any]]]:
-    """The lines of the results file with these settings."""
+    """Yields the lines of the results file that have these settings."""
     if options.results.exists():
         for text in options.results.read_text(encoding="utf-8").splitlines():
             line = json.loads(text)

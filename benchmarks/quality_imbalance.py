@@ -32,7 +32,7 @@ SCORES = ("overall_f1", "overall_precision", "overall_recall", *(f"{t}_recall" f
 
 
 def scores(side: str, train: list[dict[str, Any]], validation: list[dict[str, Any]], seed: int) -> dict[str, float]:
-    """The scores of one run in percent."""
+    """Returns the scores of one run in percent."""
     model: TaskModel = TaskModel.from_pretrained(EMBEDDED, task="token-classification", **SIDES[side])
     with tempfile.TemporaryDirectory() as folder:
         options = {**OPTIONS, "seed": seed, "columns": {"tags": "names"}, "progress": False}

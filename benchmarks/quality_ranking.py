@@ -31,7 +31,7 @@ Rows = list[dict[str, Any]]
 
 
 def read_groups() -> list[list[Rows]]:
-    """The groups of each set of connected sentences that has some."""
+    """Returns the groups of each set of connected sentences that has any."""
     partners: dict[str, dict[str, float]] = defaultdict(dict)
     for name in ("train.tsv", "dev.tsv"):
         path = Path(os.environ["BERT_TASKS_DATA"]) / "glue" / "STS-B" / name

@@ -26,7 +26,7 @@ class Window:
 
 
 def windows_of(tokenizer: Any, questions: Sequence[Question], task: Comparison) -> list[Window]:
-    """All windows, those of a question one after another; consecutive ones share ``doc_stride`` tokens."""
+    """Returns all windows, question after question. Consecutive ones share ``doc_stride`` tokens."""
     encoded = tokenizer(
         [question.question.lstrip() for question in questions],
         [question.context for question in questions],
@@ -71,7 +71,7 @@ def _max_context(offsets: Sequence[Offsets], owners: Sequence[int]) -> list[froz
 
 
 def gold_tokens(window: Window, question: Question) -> tuple[int, int]:
-    """First and last token of the first gold answer; the first token of the window if it is not fully inside."""
+    """Returns the first and last token of the first gold answer, or of the first token if it is not fully inside."""
     context = [(token, *span) for token, span in enumerate(window.offsets) if span is not None]
     if not question.answers:
         return 0, 0
@@ -91,7 +91,7 @@ def answers_of(
     ends: np.ndarray,
     task: Comparison,
 ) -> list[Answer]:
-    """The best answer that is not empty of each question, and its null odds; logits are [windows, T or more]."""
+    """Returns the best non-empty answer of each question, and its null odds. Logits are [windows, T or more]."""
     groups: list[list[int]] = [[] for _ in questions]
     for index, window in enumerate(windows):
         groups[window.question].append(index)
@@ -111,7 +111,7 @@ def answers_of(
 
 
 def _candidates(window: Window, start: np.ndarray, end: np.ndarray, task: Comparison) -> list[tuple[float, int, int]]:
-    """(score, first character, character after the last) of the allowed spans among the best starts x best ends."""
+    """Returns score, first character and last character + 1 of the allowed spans of best starts and best ends."""
     spans: list[tuple[float, int, int]] = []
     context = {token: span for token, span in enumerate(window.offsets) if span is not None}
     best_ends = [token for token in _largest(end, task.n_best_size) if token in context]  # the trainer pads windows

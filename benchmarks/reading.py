@@ -133,7 +133,7 @@ def memory_mib(name: str) -> float:
 
 
 def run_job(job: Job) -> None:
-    """In the fresh process: reads the file and prints the figures."""
+    """Reads the file and prints the figures. It is called in a fresh process."""
     read = SIDES[job["side"]]()
     read(Path(job["warm_up"]))
     peak, anonymous = memory_mib("VmHWM"), memory_mib("RssAnon")

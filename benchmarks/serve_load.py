@@ -75,7 +75,7 @@ def texts(count: int) -> list[str]:
 
 @contextmanager
 def server(model: str, options: Sequence[str]) -> Iterator[int]:
-    """A server in a process of its own; its port."""
+    """Starts a server in a process of its own, and yields its port."""
     command = [sys.executable, "-m", "bert_tasks", "serve", model, "--port", "0", "--limit", "queue=1000", *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:

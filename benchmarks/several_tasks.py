@@ -25,7 +25,7 @@ BATCH_SIZE = 32
 
 
 def read_rows(count: int) -> list[dict[str, Any]]:
-    """The first sentences, with two tags of each word."""
+    """Returns the first sentences, with two tags for each word."""
     text = (Path(os.environ["BERT_TASKS_DATA"]) / "conll2003" / "train.txt").read_text("utf-8")
     blocks = (block.splitlines() for block in text.split("\n\n") if block.strip() and "-DOCSTART-" not in block)
     tables = (list(zip(*(line.split() for line in lines), strict=True)) for lines in blocks)
@@ -36,7 +36,7 @@ def read_rows(count: int) -> list[dict[str, Any]]:
 
 
 def shape(word: str) -> str:
-    """The class of a word by its characters."""
+    """Returns the class of a word by its characters."""
     classes = {"upper": word.isupper(), "title": word.istitle(), "lower": word.islower(), "number": word.isnumeric()}
     return next((name for name, holds in classes.items() if holds), "other")
 

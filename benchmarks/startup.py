@@ -27,7 +27,7 @@ COMMANDS = {
 
 
 def seconds(command: list[str], folder: Path) -> float:
-    """Seconds of user time."""
+    """Returns the seconds of user time of a command."""
     (folder / "new.toml").unlink(missing_ok=True)
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
     subprocess.run(command, check=True, capture_output=True, cwd=folder)

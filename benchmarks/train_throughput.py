@@ -85,12 +85,12 @@ class Options:
 
 
 def train_ours(work: Predictor, options: Options) -> float:
-    """Seconds of an epoch of ``fit``, without its evaluation and saving."""
+    """Returns the seconds of an epoch of ``fit``, without its evaluation and saving."""
     return timed_fit(work.model(), work.rows, options, batch_size=work.workload.batch_size)
 
 
 def timed_fit(model: TaskModel, rows: Sequence[Row], options: Options, **optim: Any) -> float:
-    """Seconds of an epoch over these rows, without evaluation and saving; ``optim``: further arguments of ``fit``."""
+    """Returns the seconds of an epoch over rows. ``optim`` are further arguments of ``fit``."""
     timer = partial(Clock, CLOCKS[options.clock])
     precision: Literal["bf16", "no"] = "bf16" if options.bf16 else "no"
     with tempfile.TemporaryDirectory() as folder, patch("bert_tasks.training.loop.Clock", timer):
@@ -155,7 +155,7 @@ def timed_trainer(
     sampling: str = "random",
     compiled: bool = False,
 ) -> float:
-    """Seconds of an epoch of ``Trainer.train``, without its set-up."""
+    """Returns the seconds of an epoch of ``Trainer.train``, without its set-up."""
     from transformers import Trainer, TrainingArguments
 
     clock = _clock(options)
@@ -198,13 +198,13 @@ def _clock(options: Options) -> Any:
 
 
 def least_work(work: Predictor, options: Options) -> float:
-    """Seconds of the matrix products of an epoch of ours, and of the memory traffic of its updates."""
+    """Returns the seconds of the matrix products of our epoch, and of the memory traffic of its updates."""
     steps = math.ceil(len(work.rows) / work.workload.batch_size)
     return _products(work, options).seconds(CLOCKS[options.clock]) + steps * _update_seconds(work, options)
 
 
 def _update_seconds(work: Predictor, options: Options) -> float:
-    """Seconds to move the bytes of an update: eight times those of the trained parameters.
+    """Returns the seconds to move the bytes of an update: eight times those of the trained parameters.
 
     AdamW reads the parameters, the gradients and two moments, and writes three of them. The norm reads the gradients.
     A copy of four times the bytes moves as many. Rows of the vocabulary that no text has are not trained.
@@ -259,7 +259,7 @@ ON_EVERY_DEVICE = [side for side in SIDES if side != "compiled"]
 
 
 def warmed_up(side: str, workload: str, options: Options) -> int:
-    """Makes a process ready: a short run of the side. Returns the tokens of an epoch."""
+    """Warms a process up with a short run of the side. Returns the tokens of an epoch."""
     torch.set_num_threads(options.threads)
     work = options.work(workload)
     SIDES[side](work.first(WARM_UP_BATCHES * work.workload.batch_size), options)
@@ -271,7 +271,7 @@ def timed(side: str, workload: str, options: Options) -> float:
 
 
 def library(side: str, workload: str, options: Options) -> str:
-    """Where the products of linear layers ran."""
+    """Returns the library in which the products of linear layers ran."""
     if options.device.type != "cpu":
         return options.device.type
     if side == "limit":
@@ -281,7 +281,7 @@ def library(side: str, workload: str, options: Options) -> str:
 
 
 def measure(workload: str, sides: Sequence[str], options: Options) -> dict[str, Any]:
-    """Seconds of every side's epochs, in turns."""
+    """Measures the epochs of every side in turns, and returns their seconds."""
     pools = {side: ProcessPoolExecutor(1, mp_context=get_context("spawn")) for side in sides}
     try:
         tokens = [pool.submit(warmed_up, side, workload, options).result() for side, pool in pools.items()]
@@ -297,7 +297,7 @@ def measure(workload: str, sides: Sequence[str], options: Options) -> dict[str, 
 
 
 def report(result: dict[str, Any]) -> list[str]:
-    """A line for each side: median time with quartiles, real tokens a second, its time over ours, and its library."""
+    """Returns a line for each side: median and quartiles of time, tokens per second, ratio to ours, and library."""
     medians = {side: statistics.median(values) for side, values in result["seconds"].items()}
     lines = []
     for side, values in result["seconds"].items():
