@@ -88,7 +88,7 @@ def step_of_theirs(folder: Path, parts: int) -> dict[str, float]:
 
     inputs = []
     for feature in masked(TaskModel.from_pretrained(folder)):
-        labels = [-100] * len(feature["input_ids"])
+        labels = [-100] * len(feature["input_ids"])  # what torch's cross entropy ignores
         for position, label in zip(feature["gather_positions"] or (), feature["labels"] or (), strict=True):
             labels[position] = int(label)
         inputs.append({"input_ids": feature["input_ids"], "labels": labels})

@@ -128,9 +128,13 @@ class Cell:
         """Returns the floating-point operations that an epoch of training needs."""
         config = self.config
         hidden, layers = config.hidden_size, config.num_hidden_layers
+        # Four products of the attention (query, key, value, output), and the feed-forward part: two products, or three
+        # where a gate multiplies the first one.
         gated = 3 if config.model_type == "modernbert" else 2
         weights = layers * (4 * hidden**2 + gated * hidden * config.intermediate_size)
         pairs = [length * _keys(config, length) for length in self.drawn_lengths]
+        # Two operations for each multiply-add, forward once and backward twice: 6 for each weight and token. Scores and
+        # context are two products of the hidden size for each pair of a query and a key: 12.
         return float(6.0 * weights * sum(self.drawn_lengths) + 12.0 * hidden * sum(pairs))
 
 
@@ -139,6 +143,7 @@ def _keys(config: Any, length: int) -> int:
     kinds = getattr(config, "layer_types", None)
     if config.model_type != "modernbert" or kinds is None:
         return int(config.num_hidden_layers) * length
+    # A local layer sees half of the window on either side, and the token itself.
     local = min(length, config.local_attention + 1)
     return sum(length if layer_type == "full_attention" else local for layer_type in kinds)
 
@@ -300,7 +305,7 @@ def predict_theirs(cell: Cell, device: torch.device, *, bf16: bool) -> float:
 
 
 def _seconds_of_second(call: Callable[[], object], device: torch.device) -> float:
-    call()
+    call()  # the first call loads kernels and fills the caches of memory
     _synchronize(device)
     started = time.perf_counter()
     call()
@@ -309,6 +314,7 @@ def _seconds_of_second(call: Callable[[], object], device: torch.device) -> floa
 
 
 def _synchronize(device: torch.device) -> None:
+    # A CUDA call returns before its kernel has run, so a clock without this would measure the launch alone.
     if device.type == "cuda":
         torch.cuda.synchronize()
 
@@ -346,6 +352,7 @@ def measured(side: Callable[..., float], cell: Cell, device: torch.device, *, bf
         figures["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
         figures["reserved_gib"] = round(torch.cuda.max_memory_reserved() / 2**30, 2)
         if peak is not None and bf16:
+            # Prediction has the forward pass only, which is a third of the operations of training.
             figures["mfu"] = round(cell.operations / (1 if training else 3) / seconds / peak, 4)
     return figures
 

@@ -67,6 +67,7 @@ def main() -> None:
             for _ in range(WARM_UP):
                 call()
         times: dict[str, list[float]] = {name: [] for name in calls}
+        # The calls alternate, so that a disturbance of the machine does not hit one of them alone.
         for _ in range(repeats):
             for name, call in calls.items():
                 times[name].append(milliseconds(call))

@@ -42,6 +42,7 @@ def read_rows(file: str, count: int | None) -> list[dict[str, Any]]:
 def measure(logits: Matrix, labels: Vector, temperature: float) -> dict[str, float]:
     """Returns the calibration error, the cross entropy and the accuracies of calibrated predictions."""
     scaled = logits / temperature
+    # The softmax does not change if a number is subtracted from all logits, and exp() of large ones would overflow.
     probabilities = np.exp(scaled - scaled.max(axis=1, keepdims=True))
     probabilities /= probabilities.sum(axis=1, keepdims=True)
     scores, correct = probabilities.max(axis=1).tolist(), probabilities.argmax(axis=1) == labels
@@ -60,6 +61,7 @@ def split_results(logits: Matrix, labels: Vector, splits: int) -> dict[str, Any]
     generator, figures = np.random.default_rng(0), []
     for _ in range(splits):
         order = generator.permutation(len(labels))
+        # A temperature that is judged on the rows it was fitted on looks better than it is.
         fitted, held_out = order[: len(order) // 2], order[len(order) // 2 :]
         temperature = fit_temperature(list(logits[fitted]), labels[fitted].tolist())
         before, after = (measure(logits[held_out], labels[held_out], number) for number in (1.0, temperature))

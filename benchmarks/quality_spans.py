@@ -60,6 +60,7 @@ def _max_context(offsets: Sequence[Offsets], owners: Sequence[int]) -> list[froz
     for window, (spans, owner) in enumerate(zip(offsets, owners, strict=True)):
         context = [(token, span) for token, span in enumerate(spans) if span is not None]
         for token, span in context:
+            # As in Google's run_squad.py: the shorter side decides, and of equal ones the longer window.
             score = min(token - context[0][0], context[-1][0] - token) + 0.01 * len(context)
             key = (owner, span)
             if key not in best or score > best[key][0]:
@@ -78,7 +79,7 @@ def gold_tokens(window: Window, question: Question) -> tuple[int, int]:
     text, begin = question.answers[0]
     end = begin + len(text)
     if context[0][1] > begin or context[-1][2] < end:
-        return 0, 0
+        return 0, 0  # [CLS] stands for "no answer in this window"
     first = max(token for token, start, _ in context if start <= begin)
     last = min(token for token, _, stop in context if stop >= end)
     return first, last

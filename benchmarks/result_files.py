@@ -25,6 +25,7 @@ def _commit() -> str | None:
     git = partial(subprocess.run, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=False)
     try:
         head = git(["git", "rev-parse", "--short", "HEAD"])
+        # Results are written into the repository, so changed data files say nothing about the code.
         is_dirty = git(["git", "diff", "--quiet", "HEAD", "--", "*.py"]).returncode == 1
     except OSError:
         return None

@@ -29,6 +29,7 @@ COMMANDS = {
 def seconds(command: list[str], folder: Path) -> float:
     """Returns the seconds of user time of a command."""
     (folder / "new.toml").unlink(missing_ok=True)
+    # User time, unlike the time on the clock, does not count waiting for other programs and for the disk.
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
     subprocess.run(command, check=True, capture_output=True, cwd=folder)
     return resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before

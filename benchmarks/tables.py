@@ -66,6 +66,7 @@ def number(value: float) -> str:
 
 
 def ratio(values: Iterable[float], ours: Iterable[float]) -> float:
+    # Turn by turn, because a machine that is slower for a while slows both sides of a turn.
     return statistics.median(value / baseline for value, baseline in zip(values, ours, strict=True))
 
 
@@ -281,8 +282,10 @@ def difference(values: Sequence[float], others: Sequence[float], digits: int = 1
     """Returns the difference of the means with its 95 % interval."""
     from scipy.stats import ttest_ind  # here: its import takes 2 s
 
+    # Welch's test: the sides may have different variances.
     low, high = ttest_ind(values, others, equal_var=False).confidence_interval()
     mean = statistics.mean(values) - statistics.mean(others)
+    # `z` prints a rounded minus zero as +0.0.
     return "{:+z.{digits}f} [{:+z.{digits}f}, {:+z.{digits}f}]".format(mean, low, high, digits=digits)
 
 

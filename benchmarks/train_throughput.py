@@ -216,7 +216,7 @@ def _update_seconds(work: Predictor, options: Options) -> float:
     if used <= vocabulary / 2:
         idle_rows = vocabulary - used
     numbers = 4 * (sum(parameter.numel() for parameter in model.parameters()) - idle_rows * width)
-    source = torch.ones(numbers, device=options.device)
+    source = torch.ones(numbers, device=options.device)  # a copy reads and writes each number once
     target = torch.empty_like(source)
     return min(_seconds(partial(target.copy_, source), options) for _ in range(COPIES))
 

@@ -43,6 +43,7 @@ def _measured(job: Job) -> Figures:
     if process.returncode != 0:
         raise SystemExit(f"{job['side']} failed")
     figures: Figures = json.loads(printed.splitlines()[-1])
+    # Linux counts ru_maxrss in kilobytes.
     return {**figures, "peak_rss_mib": usage.ru_maxrss * 1024 / MIB, "peak_anonymous_mib": anonymous / MIB}
 
 
@@ -58,6 +59,7 @@ def report(figures: Mapping[str, Sequence[Figures]], columns: Mapping[str, str],
         for name in columns:
             cell = f"{statistics.median(turn[name] for turn in turns):,.2f}".removesuffix(".00")
             if baseline in figures and side != baseline:
+                # The median of the ratios, not the ratio of the medians: both sides of a turn had the same machine.
                 pairs = zip(turns, figures[baseline], strict=True)
                 cell += f" ({statistics.median(turn[name] / other[name] for turn, other in pairs):.3f})"
             cells.append(f"{cell:>20}")
