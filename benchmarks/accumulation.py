@@ -33,12 +33,12 @@ SIDES = ("bert_tasks", "transformers")
 
 
 def rows() -> list[dict[str, str]]:
-    """The beginnings of sections, so that each text is one window."""
+    """Returns the beginnings of sections, which are short enough for each text to be one window."""
     return [{"text": " ".join(text.split()[: 8 + 2 * i])} for i, text in enumerate(texts(1.0)[:ROWS])]
 
 
 def save_model(folder: Path) -> None:
-    """The embedded weights without dropout, with a new head."""
+    """Saves the embedded weights without dropout and with a new head, so that both sides start equal."""
     model = TaskModel.from_pretrained(WEIGHTS, task="masked-language-modeling", max_length=LENGTH)
     draw_new_head(model, SEED)
     model.hf_config |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -46,7 +46,7 @@ def save_model(folder: Path) -> None:
 
 
 def masked(model: TaskModel) -> list[Feature]:
-    """The texts as the first step of ``fit`` sees them."""
+    """Returns the features of the texts, masked as the first step of ``fit`` masks them."""
     features, tokenizer = model.task.features(rows(), model.require_tokenizer()), model.require_tokenizer()
     keys = FeatureKeys(seed=SEED, epoch=0, numbers=range(len(features)))
     return list(model.task.prepare(features, keys, features, tokenizer))
@@ -55,6 +55,9 @@ def masked(model: TaskModel) -> list[Feature]:
 def step_of_ours(folder: Path, parts: int) -> dict[str, float]:
     model = TaskModel.from_pretrained(folder)
     tokens = sum(len(feature["input_ids"]) for feature in model.task.features(rows(), model.require_tokenizer()))
+    micro_batch_tokens = tokens // parts
+    if parts == 1:
+        micro_batch_tokens = 10**6  # more than all rows have
     with tempfile.TemporaryDirectory() as run:
         output = Path(os.environ.get("SHARED_FOLDER", run)) / "run"
         fit(
@@ -65,7 +68,7 @@ def step_of_ours(folder: Path, parts: int) -> dict[str, float]:
             progress=False,
             max_steps=1,
             batch_size=ROWS,
-            micro_batch_tokens=10**6 if parts == 1 else tokens // parts,
+            micro_batch_tokens=micro_batch_tokens,
             logging_steps=1,
             seed=SEED,
         )
@@ -85,7 +88,7 @@ def step_of_theirs(folder: Path, parts: int) -> dict[str, float]:
 
     inputs = []
     for feature in masked(TaskModel.from_pretrained(folder)):
-        labels = [-100] * len(feature["input_ids"])
+        labels = [-100] * len(feature["input_ids"])  # what torch's cross entropy ignores
         for position, label in zip(feature["gather_positions"] or (), feature["labels"] or (), strict=True):
             labels[position] = int(label)
         inputs.append({"input_ids": feature["input_ids"], "labels": labels})
@@ -113,7 +116,7 @@ def step_of_theirs(folder: Path, parts: int) -> dict[str, float]:
 
 
 def measured(side: str, way: str, folder: Path, scratch: Path) -> dict[str, float]:
-    """Loss and norm of one step, made in processes of its own."""
+    """Returns the loss and the norm of the gradient of one step, which runs in processes of its own."""
     parts, processes = WAYS[way]
     output = scratch / f"{side}-{way}.json".replace(" ", "-")
     launcher = ["-m", "torch.distributed.run", "--nproc_per_node", str(processes)] if processes > 1 else []
@@ -132,7 +135,7 @@ def run_side(side: str, parts: int, folder: Path, output: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--one", nargs=4, metavar=("SIDE", "PARTS", "MODEL", "OUTPUT"), help=argparse.SUPPRESS)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()

@@ -45,7 +45,7 @@ COLUMNS = {
 
 
 def train_steps(job: Job) -> Figures:
-    """In the fresh process: optimizer steps of one side."""
+    """Runs the optimizer steps of one side. It is called in a fresh process."""
     import torch
 
     from bert_tasks import TaskModel
@@ -90,7 +90,8 @@ def train_steps(job: Job) -> Figures:
     seconds, used = time.perf_counter() - started, time.process_time() - used
     steps.optimizer.update_weights()
     stored = state_dict(steps, TrainerState(tasks={"": task}))
-    size = sum(tensor.nbytes for tensors in (stored.weights, stored.optimizer) for tensor in tensors.values())
+    tensors = [*stored.weights.values(), *stored.optimizer.values()]
+    size = sum(tensor.nbytes for tensor in tensors)
     return {
         "seconds_per_step": seconds / job["steps"],
         "processor_seconds": used / job["steps"],
@@ -101,7 +102,7 @@ def train_steps(job: Job) -> Figures:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--side", action="append", choices=SIDES, help="default: all; may be repeated")
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--repeats", type=int, default=3)

@@ -27,7 +27,7 @@ from bert_tasks.training.step import OptimizerSteps
 
 
 class Clock:
-    """Processor seconds of this thread inside the functions that it wraps, and how often they ran in training."""
+    """Adds up the processor seconds of this thread in the functions that it wraps, outside of evaluations."""
 
     def __init__(self) -> None:
         self.seconds, self.calls = 0.0, 0
@@ -66,7 +66,7 @@ def measure(workload: str, options: Options) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workload", action="append", choices=WORKLOADS, help="default: all but SQuAD's")
     parser.add_argument("--share", type=float, default=0.2, help="of the batches; SQuAD needs 1")
     parser.add_argument("--json", type=Path)

@@ -50,6 +50,7 @@ def attention_sides(batch: int, length: int) -> dict[str, Callable[[], object]]:
     gradient = torch.randn(batch, length, HEADS, SIZE)
 
     def theirs(p: float) -> tuple[Tensor, ...]:
+        # [B, T, 3, A, D] -> three times [B, A, T, D], as the fused kernel wants them.
         query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)
         context = F.scaled_dot_product_attention(query, key, value, dropout_p=p).transpose(1, 2)
         return torch.autograd.grad(context, qkv, gradient)
@@ -62,7 +63,7 @@ def attention_sides(batch: int, length: int) -> dict[str, Callable[[], object]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=15)
     repeats = parser.parse_args().repeats
     torch.set_num_threads(1)

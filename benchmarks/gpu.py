@@ -85,7 +85,7 @@ CONFIGS: dict[str, Callable[[], Any]] = {
 
 @dataclass(frozen=True)
 class Cell:
-    """What is measured: the texts of one epoch on one model.
+    """The texts of one epoch on one model, which is what every side runs.
 
     Attributes:
         steps: optimizer steps of an epoch.
@@ -114,7 +114,7 @@ class Cell:
 
     @cached_property
     def rows(self) -> list[dict[str, str]]:
-        """Texts whose words are tokens; two more are the special ones."""
+        """Returns texts in which each word is one token. The two special tokens are added to these."""
         words = np.random.default_rng(1).integers(5, 2000, size=sum(self.drawn_lengths))
         texts = np.split(words, np.cumsum(self.drawn_lengths)[:-1])
         labels = np.random.default_rng(2).integers(2, size=len(texts))
@@ -125,20 +125,25 @@ class Cell:
 
     @property
     def operations(self) -> float:
-        """Floating-point operations of an epoch of training that the model needs."""
+        """Returns the floating-point operations that an epoch of training needs."""
         config = self.config
         hidden, layers = config.hidden_size, config.num_hidden_layers
+        # Four products of the attention (query, key, value, output), and the feed-forward part: two products, or three
+        # where a gate multiplies the first one.
         gated = 3 if config.model_type == "modernbert" else 2
         weights = layers * (4 * hidden**2 + gated * hidden * config.intermediate_size)
         pairs = [length * _keys(config, length) for length in self.drawn_lengths]
+        # Two operations for each multiply-add, forward once and backward twice: 6 for each weight and token. Scores and
+        # context are two products of the hidden size for each pair of a query and a key: 12.
         return float(6.0 * weights * sum(self.drawn_lengths) + 12.0 * hidden * sum(pairs))
 
 
 def _keys(config: Any, length: int) -> int:
-    """Keys that a query of a sequence attends to, summed over the layers."""
+    """Returns how many keys a query of a sequence attends to, summed over the layers."""
     kinds = getattr(config, "layer_types", None)
     if config.model_type != "modernbert" or kinds is None:
         return int(config.num_hidden_layers) * length
+    # A local layer sees half of the window on either side, and the token itself.
     local = min(length, config.local_attention + 1)
     return sum(length if layer_type == "full_attention" else local for layer_type in kinds)
 
@@ -158,7 +163,7 @@ TINY_CELLS = (Cell("tiny", "sst2", 8, 4), Cell("tiny", "rte", 8, 3))
 
 
 def word_tokenizer() -> PreTrainedTokenizerFast:
-    """One token for each number."""
+    """Returns a tokenizer that has one token for each number, so that lengths are known."""
     vocabulary = {"[PAD]": 0, "[CLS]": 1, "[SEP]": 2, "[UNK]": 3} | {str(n): n for n in range(5, 2000)}
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -192,7 +197,7 @@ def _best(cell: Cell) -> str:
 
 
 def train_ours(cell: Cell, device: torch.device, *, bf16: bool, graphs: bool = True) -> float:
-    """Seconds of an epoch."""
+    """Returns the seconds of an epoch of ``fit``."""
     model = our_model(cell, device)
     precision: Literal["bf16", "no"] = "bf16" if bf16 else "no"
     steps = OptimizerSteps(
@@ -218,7 +223,7 @@ def train_ours(cell: Cell, device: torch.device, *, bf16: bool, graphs: bool = T
 def train_theirs(
     cell: Cell, device: torch.device, *, bf16: bool, padded: bool = False, compiled: bool = False
 ) -> float:
-    """Seconds of an epoch of ``Trainer``."""
+    """Returns the seconds of an epoch of ``Trainer``."""
     from transformers import DataCollatorWithPadding, Trainer, TrainerCallback, TrainingArguments
 
     class Clock(TrainerCallback):
@@ -236,7 +241,14 @@ def train_theirs(
     encoded = tokenizer([row["text"] for row in cell.rows])
     columns = {name: encoded[name] for name in ("input_ids", "attention_mask")}
     dataset = Dataset.from_dict(columns | {"labels": [LABELS.index(row["label"]) for row in cell.rows]})
-    shape = {"padding": "max_length", "max_length": cell.max_length} if padded else {"pad_to_multiple_of": 8}
+    if padded:
+        shape: dict[str, Any] = {"padding": "max_length", "max_length": cell.max_length}
+        sampling = "random"
+    else:
+        # Tensor cores want lengths that are multiples of 8.
+        shape, sampling = {"pad_to_multiple_of": 8}, "group_by_length"
+    on_cpu = device.type == "cpu"
+    workers = 0 if on_cpu else 2
     with TemporaryDirectory() as folder:
         arguments = TrainingArguments(
             output_dir=folder,
@@ -244,12 +256,12 @@ def train_theirs(
             per_device_train_batch_size=cell.batch_size,
             weight_decay=0.01,
             optim="adamw_torch_fused",
-            train_sampling_strategy="random" if padded else "group_by_length",
-            use_cpu=device.type == "cpu",
+            train_sampling_strategy=sampling,
+            use_cpu=on_cpu,
             bf16=bf16,
             torch_compile=compiled,
-            dataloader_num_workers=0 if device.type == "cpu" else 2,
-            dataloader_persistent_workers=device.type != "cpu",
+            dataloader_num_workers=workers,
+            dataloader_persistent_workers=not on_cpu,
             save_strategy="no",
             logging_strategy="no",
             report_to="none",
@@ -263,7 +275,7 @@ def train_theirs(
 
 @torch.inference_mode()
 def predict_ours(cell: Cell, device: torch.device, *, bf16: bool) -> float:
-    """Seconds for all texts."""
+    """Returns the seconds for all texts."""
     model = our_model(cell, device).eval()
     features = model.task.features(cell.rows, model.require_tokenizer())
 
@@ -276,7 +288,7 @@ def predict_ours(cell: Cell, device: torch.device, *, bf16: bool) -> float:
 
 @torch.inference_mode()
 def predict_theirs(cell: Cell, device: torch.device, *, bf16: bool) -> float:
-    """Seconds for all texts in padded batches of like lengths."""
+    """Returns the seconds for all texts, in padded batches of similar lengths."""
     model, tokenizer = their_model(cell, device).eval(), word_tokenizer()
     ids = sorted(tokenizer([row["text"] for row in cell.rows])["input_ids"], key=len)
     size = 128 if cell.max_length < 1000 else 4
@@ -293,7 +305,7 @@ def predict_theirs(cell: Cell, device: torch.device, *, bf16: bool) -> float:
 
 
 def _seconds_of_second(call: Callable[[], object], device: torch.device) -> float:
-    call()
+    call()  # the first call loads kernels and fills the caches of memory
     _synchronize(device)
     started = time.perf_counter()
     call()
@@ -302,6 +314,7 @@ def _seconds_of_second(call: Callable[[], object], device: torch.device) -> floa
 
 
 def _synchronize(device: torch.device) -> None:
+    # A CUDA call returns before its kernel has run, so a clock without this would measure the launch alone.
     if device.type == "cuda":
         torch.cuda.synchronize()
 
@@ -326,7 +339,7 @@ def clean_memory(device: torch.device) -> Iterator[None]:
 
 
 def measured(side: Callable[..., float], cell: Cell, device: torch.device, *, bf16: bool, training: bool) -> Any:
-    """Figures of a side; the error where it fails, for example for want of memory."""
+    """Returns the figures of a side, or its error if it fails, for example because memory runs out."""
     with clean_memory(device):
         try:
             seconds = side(cell, device, bf16=bf16)
@@ -339,6 +352,7 @@ def measured(side: Callable[..., float], cell: Cell, device: torch.device, *, bf
         figures["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
         figures["reserved_gib"] = round(torch.cuda.max_memory_reserved() / 2**30, 2)
         if peak is not None and bf16:
+            # Prediction has the forward pass only, which is a third of the operations of training.
             figures["mfu"] = round(cell.operations / (1 if training else 3) / seconds / peak, 4)
     return figures
 
@@ -346,7 +360,7 @@ def measured(side: Callable[..., float], cell: Cell, device: torch.device, *, bf
 def run(
     cells: Sequence[Cell], sides: Sequence[str], device: torch.device, *, deadline: float, path: Path | None
 ) -> list[dict[str, Any]]:
-    """Measures cell by cell until the deadline, and writes what is measured after each side."""
+    """Measures one cell after another until the deadline, and writes the results after each side."""
     results: list[dict[str, Any]] = []
     bf16 = device.type == "cuda"
     kinds = {"training": TRAINING, "prediction": PREDICTION}
@@ -373,15 +387,16 @@ def _line(result: dict[str, Any]) -> str:
 
 
 def machine(device: torch.device) -> dict[str, str]:
-    """What the figures depend on."""
+    """Returns what the figures depend on, such as the device and the versions of the libraries."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     return {"device": name, "torch": torch.__version__, "transformers": transformers.__version__}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=8.0, help="no side starts after that")
-    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda" if torch.cuda.is_available() else "cpu")
+    found = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--device", choices=["cuda", "cpu"], default=found)
     parser.add_argument("--shape", action="append", choices=CONFIGS, help="default: all but tiny; may be repeated")
     parser.add_argument("--side", action="append", choices=TRAINING, help="of training; default: ours, dynamic, padded")
     parser.add_argument("--json", type=Path)

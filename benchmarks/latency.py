@@ -27,7 +27,7 @@ WARM_UP = 20
 
 
 def sides(folder: str) -> dict[str, Callable[[], Any]]:
-    """The three ways from a text, or from its packed batch, to a result."""
+    """Returns the three ways to a result: two begin with a text, one with its packed batch."""
     TaskModel.from_pretrained(MODEL, task="sequence-classification", labels=LABELS).save_pretrained(folder)
     model = TaskModel.from_pretrained(folder)
     rows = [{"text": TEXT}]
@@ -57,7 +57,7 @@ def line(name: str, values: list[float]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=300)
     repeats = parser.parse_args().repeats
     torch.set_num_threads(1)
@@ -67,6 +67,7 @@ def main() -> None:
             for _ in range(WARM_UP):
                 call()
         times: dict[str, list[float]] = {name: [] for name in calls}
+        # The calls alternate, so that a disturbance of the machine does not hit one of them alone.
         for _ in range(repeats):
             for name, call in calls.items():
                 times[name].append(milliseconds(call))

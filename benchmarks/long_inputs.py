@@ -42,7 +42,7 @@ LABELS = ("no", "yes")
 
 
 def save_model(folder: Path, *, layers: int, width: int, tokens: int) -> None:
-    """Random weights; heads have 64 components, as in the published models."""
+    """Saves random weights, whose heads have 64 components as those of the published models have."""
     torch.manual_seed(0)
     config = ModernBertConfig(
         hidden_size=width,
@@ -84,13 +84,13 @@ def runner_of_theirs(folder: Path, tokens: int) -> Callable[[list[int]], torch.T
 
 
 def kilobytes(name: str) -> int:
-    """A line of the kernel's table of this process."""
+    """Returns a line of the kernel's table of this process, in kilobytes."""
     lines = Path("/proc/self/status").read_text("ascii").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
 
 
 def measure(side: str, folder: Path, *, tokens: int, threads: int) -> dict[str, Any]:
-    """In this process: loads the model and runs one text."""
+    """Loads the model and runs one text, both in this process."""
     torch.set_num_threads(threads)
     run = {"bert_tasks": runner_of_ours, "transformers": runner_of_theirs}[side](folder, tokens)
     ids = torch.randint(5, 50000, (tokens,), generator=torch.Generator().manual_seed(1)).tolist()
@@ -124,7 +124,7 @@ def report(figures: Mapping[str, Sequence[dict[str, Any]]]) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--layers", type=int, default=22)
     parser.add_argument("--width", type=int, default=768)

@@ -39,13 +39,13 @@ class Product:
 
     @property
     def operations(self) -> int:
-        """Floating point operations: two for each multiply-add."""
+        """Returns the floating-point operations, which are two for each multiply-add."""
         inner = self.operands[-1][0][-2]
         return 2 * torch.Size(self.result[0]).numel() * inner
 
 
 class Recorder(TorchDispatchMode):
-    """Notes every matrix product that torch runs inside it, those of the backward pass included."""
+    """Records every matrix product that torch runs inside the block, including those of the backward pass."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,7 +80,9 @@ class Products:
     """
 
     def __init__(self, products: Sequence[Product], device: torch.device) -> None:
-        room = max(_extent(layout) for product in products for layout in (*product.operands, product.result))
+        room = 0
+        for product in products:
+            room = max(room, *map(_extent, product.operands), _extent(product.result))
         source = torch.randn(room, device=device) * 0.01
         self._device = device
         self._sources = {dtype: source.to(dtype) for dtype in {product.dtype for product in products}}
@@ -91,7 +93,7 @@ class Products:
         self.onednn_share = in_onednn / sum(product.operations for product in products)
 
     def seconds(self, clock: Callable[[], float]) -> float:
-        """How long the products take one after another."""
+        """Returns how long the products take one after another."""
         _wait(self._device)
         started = clock()
         for call in self._calls:
@@ -100,7 +102,7 @@ class Products:
         return clock() - started
 
     def _fastest(self, product: Product) -> tuple[str, Call]:
-        """The name of a library and its call."""
+        """Returns the name of the faster library, and a call of its product."""
         operands = [self._sources[product.dtype].as_strided(*layout) for layout in product.operands]
         result = self._targets[product.dtype].as_strided(*product.result)
         calls: dict[str, Call] = {"torch": partial(product.function, *operands, out=result, **dict(product.factors))}
@@ -114,7 +116,7 @@ class Products:
 
 
 def _seconds_of(call: Call) -> float:
-    """The shortest of a few tries."""
+    """Returns the seconds of the fastest of a few calls."""
     times = []
     for _ in range(_TRIES):
         started = time.process_time()

@@ -57,7 +57,7 @@ def sst2_rows(data: Path) -> list[dict[str, str]]:
 
 
 def write_sentences(data: Path, count: int, path: Path) -> Path:
-    """Rows of one to three sentences, drawn anew for each size, so that all sizes have the same lengths."""
+    """Writes rows of one to three sentences. Each size draws its own, so that all have the same lengths."""
     rows, chance = sst2_rows(data), random.Random(0)
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, ["text", "label"], lineterminator="\n")
@@ -187,7 +187,7 @@ WORK: dict[str, Callable[[Job], float]] = {
 
 
 def run_job(job: Job) -> None:
-    """In the fresh process: does the work and prints its seconds, and those of the processor, start-up included."""
+    """Does the work in a fresh process and prints its seconds and processor seconds, including the start."""
     limit_primitive_caches()
     import torch
 
@@ -198,7 +198,7 @@ def run_job(job: Job) -> None:
 
 
 def measured(job: Job, folder: Path) -> dict[str, Any]:
-    """The job's figures from a process of its own, whose caches lie in ``folder``."""
+    """Runs a job in a process of its own, whose caches are in ``folder``, and returns its figures."""
     with tempfile.TemporaryDirectory(dir=folder) as caches:
         environment = os.environ | {"HF_DATASETS_CACHE": caches}
         command = [sys.executable, __file__, "--job", json.dumps({**job, "output": f"{caches}/out.jsonl"})]
@@ -215,7 +215,7 @@ def measured(job: Job, folder: Path) -> dict[str, Any]:
 
 
 def watched(process: "subprocess.Popen[str]") -> tuple[int, resource.struct_rusage]:
-    """Waits for a process. Gives the peak of its anonymous memory in bytes and what the kernel says it used."""
+    """Waits for a process. Returns the peak of its anonymous memory in bytes, and its usage as the kernel counts it."""
     peak = 0
     while True:
         pid, status, usage = os.wait4(process.pid, os.WNOHANG)
@@ -240,11 +240,11 @@ def train_jobs(data: Path, folder: Path, batch_sizes: Sequence[int], rows: int) 
     content = [{"text": first, "text_pair": second, "label": names[label]} for _, first, second, label in pairs]
     file = folder / "pairs.json"
     file.write_text(json.dumps(content), encoding="utf-8")
-    return [
-        {"work": work, "rows": len(content), "file": str(file), "batch_size": batch_size}
-        for batch_size in batch_sizes
-        for work in ("train, bert_tasks", "train, transformers")
-    ]
+    jobs = []
+    for batch_size in batch_sizes:
+        for work in ("train, bert_tasks", "train, transformers"):
+            jobs.append({"work": work, "rows": len(content), "file": str(file), "batch_size": batch_size})
+    return jobs
 
 
 def file_jobs(data: Path, folder: Path, parts: Sequence[str], sizes: Sequence[int]) -> list[dict[str, Any]]:
@@ -265,7 +265,7 @@ def file_jobs(data: Path, folder: Path, parts: Sequence[str], sizes: Sequence[in
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parts = ("train", "predict", "tokenise", "check")
     parser.add_argument("--parts", nargs="+", choices=parts, default=parts)
     parser.add_argument("--batch-sizes", nargs="+", type=int, default=[8, 16, 32, 64])

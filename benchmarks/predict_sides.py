@@ -32,7 +32,7 @@ def predict_rows_of(folder: Path) -> Predict:
 
 
 def dtype_of(folder: Path, *, dtype: Literal["bf16", "int8"]) -> Predict:
-    """The same public path as ``predict --dtype`` takes it."""
+    """Returns the function behind ``predict --dtype``, as users call it."""
     model = TaskModel.from_pretrained(folder)
     run = logits_of(model, dtype)
     return lambda texts: [
@@ -41,7 +41,7 @@ def dtype_of(folder: Path, *, dtype: Literal["bf16", "int8"]) -> Predict:
 
 
 def graph_of(folder: Path) -> Predict:
-    """The same public path on our graph in onnxruntime."""
+    """Returns the same function on our exported graph, which onnxruntime runs."""
     model = TaskModel.from_pretrained(folder)
     run = GraphModel.of(model, exported_graph(model).SerializeToString())
     return lambda texts: [
@@ -55,7 +55,7 @@ def pipeline_of(folder: Path) -> Predict:
 
 
 def loop_of(folder: Path) -> Predict:
-    """transformers as one would write it by hand: sorted by length, padded to the longest of a batch, sdpa."""
+    """Returns a loop over transformers as one would write it: sorted by length, padded in each batch, with sdpa."""
     model = AutoModelForSequenceClassification.from_pretrained(folder, attn_implementation="sdpa").eval()
 
     def logits(inputs: dict[str, torch.Tensor]) -> Any:
@@ -66,7 +66,7 @@ def loop_of(folder: Path) -> Predict:
 
 
 def exported(folder: Path) -> tuple[bytes, dict[int, str]]:
-    """transformers' model as an ONNX graph, and the names of its labels."""
+    """Exports transformers' model to an ONNX graph. Returns the graph and the names of its labels."""
     model = AutoModelForSequenceClassification.from_pretrained(folder, attn_implementation="eager").eval()
     names = ("input_ids", "attention_mask", "token_type_ids")
     mask = torch.ones(2, 7, dtype=torch.int64)
@@ -85,7 +85,7 @@ def exported(folder: Path) -> tuple[bytes, dict[int, str]]:
 
 
 def onnxruntime_of(folder: Path) -> Predict:
-    """transformers' model exported, run in the same batches."""
+    """Returns a loop that runs transformers' exported model in the same batches."""
     import onnxruntime
 
     content, id2label = exported(folder)
@@ -133,7 +133,7 @@ def openvino_of(folder: Path, *, precision: str, int8: bool = False) -> Predict:
 
 
 def sorted_batches(folder: Path, id2label: dict[int, str], logits: Callable[[dict[str, torch.Tensor]], Any]) -> Predict:
-    """The loop around a model, with the fastest of ``BATCH_TOKENS`` on the first texts it gets."""
+    """Returns a loop around a model. On its first texts it finds the fastest of ``BATCH_TOKENS``."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     sizes: list[int] = []
 
@@ -185,7 +185,7 @@ CLOCKS = {"wall": time.perf_counter, "processor": time.process_time}
 
 
 def measured(name: str, folder: Path, threads: int, texts: Sequence[str], clock: str) -> tuple[float, list[str]]:
-    """Seconds and labels. Runs in the side's process."""
+    """Returns seconds and labels. It is called in the process of the side."""
     predict, now = side(name, folder, threads), CLOCKS[clock]
     started = now()
     labels = predict(texts)
@@ -193,13 +193,13 @@ def measured(name: str, folder: Path, threads: int, texts: Sequence[str], clock:
 
 
 def count_tokens(folder: Path, texts: Sequence[str]) -> int:
-    """Special tokens included."""
+    """Returns the number of tokens of all texts, including the special ones."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     return sum(map(len, tokenizer(list(texts), truncation=True, max_length=128)["input_ids"]))
 
 
 def train(folder: Path, rows: Sequence[dict[str, str]], threads: int) -> None:
-    """The embedded weights, one epoch; ``folder/model`` is what every side opens."""
+    """Trains the embedded weights for one epoch. Every side opens ``folder/model``."""
     from bert_tasks import fit
 
     torch.set_num_threads(threads)

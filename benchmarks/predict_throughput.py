@@ -37,11 +37,13 @@ from bert_tasks.environment import cpu_name
 
 OURS, BF16, INT8 = "bert_tasks", "bert_tasks bf16", "bert_tasks int8"
 HAS_BF16 = torch.cpu.get_capabilities().get("avx512_bf16") or torch.cpu.get_capabilities().get("amx_bf16")
-MISSING = [
-    *([] if find_spec("openvino") is not None else ["openvino", "openvino bf16", "openvino int8"]),
-    *([] if find_spec("nncf") is not None else ["openvino int8"]),
-    *([] if HAS_BF16 else ["bert_tasks bf16", "openvino bf16"]),  # 100 times as slow as float32 without instructions
-]
+MISSING: list[str] = []
+if find_spec("openvino") is None:
+    MISSING += ["openvino", "openvino bf16", "openvino int8"]
+if find_spec("nncf") is None:
+    MISSING += ["openvino int8"]
+if not HAS_BF16:
+    MISSING += ["bert_tasks bf16", "openvino bf16"]  # without instructions for it 100 times as slow as float32
 INSTALLED = [name for name in SIDES if name not in MISSING]
 LABELS = ("negative", "positive")
 TRAINING_ROWS = 2000
@@ -63,7 +65,7 @@ class Result:
 
 
 def table_of(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
-    """GLUE's tsv files have no quoting rules."""
+    """Reads a tsv file of GLUE, in which quotes have no meaning."""
     lines = path.read_text(encoding="utf-8").split("\n")
     names = lines[0].split("\t")
     rows = [dict(zip(names, line.split("\t"), strict=True)) for line in lines[1:] if line]
@@ -80,7 +82,7 @@ def share(left: Sequence[str], right: Sequence[str]) -> float:
 
 
 def machine() -> dict[str, str]:
-    """The processor, the instructions that matter here, and the library of our float32 products."""
+    """Returns the processor, the instructions that matter here, and the library of our float32 products."""
     capabilities = torch.cpu.get_capabilities()
     further = [name for name in ("avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16") if capabilities.get(name)]
     instructions = " ".join([torch.backends.cpu.get_cpu_capability(), *further])
@@ -121,7 +123,7 @@ def show(figures: Mapping[str, Result]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--rows", type=int, default=None, help="of the dev set; default: all")

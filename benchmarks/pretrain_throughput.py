@@ -44,7 +44,7 @@ MICRO_BATCH_TOKENS = 512  # of ours: a batch in eight parts takes less memory, a
 
 @cache
 def texts(share: float) -> list[str]:
-    """Sections of articles, each in one text; the first ones of the file."""
+    """Returns the first sections of the file, each as one text."""
     path = Path(os.environ["BERT_TASKS_DATA"]) / "wikitext-2" / "valid.txt"
     sections: list[list[str]] = [[]]
     for line in path.read_text(encoding="utf-8").splitlines():
@@ -62,7 +62,7 @@ def model_of_ours() -> TaskModel:
 
 @cache
 def blocks(share: float) -> Dataset:
-    """All texts with their special tokens, joined and cut into blocks; the rest of the last one is left out."""
+    """Joins all texts with their special tokens and cuts them into blocks. A shorter last block is dropped."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(resolve(WEIGHTS, revision=None))
@@ -72,7 +72,7 @@ def blocks(share: float) -> Dataset:
 
 
 def train_ours(share: float, options: Options) -> tuple[int, float]:
-    """The tokens of an epoch, and its seconds."""
+    """Returns the tokens of an epoch, and its seconds."""
     model, rows = model_of_ours(), [{"text": text} for text in texts(share)]
     features = model.task.features(rows, model.require_tokenizer())
     tokens = sum(len(feature["input_ids"]) for feature in features)
@@ -80,7 +80,7 @@ def train_ours(share: float, options: Options) -> tuple[int, float]:
 
 
 def trainer_parts(*, sparse: bool) -> tuple[Any, Any]:
-    """A fresh model of transformers', and its collator."""
+    """Returns a new model of transformers, and its collator."""
     from transformers import AutoTokenizer, BertForMaskedLM, DataCollatorForLanguageModeling
 
     class SparseMaskedLM(BertForMaskedLM):
@@ -95,14 +95,14 @@ def trainer_parts(*, sparse: bool) -> tuple[Any, Any]:
 
 
 def train_theirs(share: float, options: Options, *, sparse: bool) -> tuple[int, float]:
-    """The tokens of an epoch, and its seconds."""
+    """Returns the tokens of an epoch, and its seconds."""
     model, collator = trainer_parts(sparse=sparse)
     data = blocks(share)
     return len(data) * LENGTH, timed_trainer(model, data, collator, options, batch_size=BATCH_SIZE)
 
 
 def products_alone(share: float, options: Options) -> tuple[int, float]:
-    """The tokens of an epoch of ours, and the seconds of its matrix products."""
+    """Returns the tokens of an epoch of ours, and the seconds of its matrix products alone."""
     tokens, products = _products(share, options)
     return tokens, products.seconds(CLOCKS[options.clock])
 
@@ -139,7 +139,7 @@ def peak_mib() -> float:
 
 
 def measure(sides: list[str], options: Options) -> dict[str, dict[str, Any]]:
-    """Tokens, seconds of each turn and peak of every side."""
+    """Returns the tokens, the seconds of each turn and the peak of memory of every side."""
     pools = {side: ProcessPoolExecutor(1, mp_context=get_context("spawn")) for side in sides}
     figures: dict[str, dict[str, Any]] = {side: {"seconds": []} for side in sides}
     warm_up = WARM_UP_BATCHES * BATCH_SIZE * LENGTH / 280_000  # tokens of the file
@@ -160,7 +160,7 @@ def measure(sides: list[str], options: Options) -> dict[str, dict[str, Any]]:
 
 
 def report(figures: dict[str, dict[str, Any]]) -> list[str]:
-    """A line for each side: tokens a second with quartiles, how many times ours is as fast, and the peak."""
+    """Returns a line for each side: tokens per second with quartiles, the ratio to ours, and the peak of memory."""
     rates = {side: [run["tokens"] / seconds for seconds in run["seconds"]] for side, run in figures.items()}
     lines = []
     for side, values in rates.items():
@@ -174,7 +174,7 @@ def report(figures: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--side", action="append", choices=SIDES, help="default: all; may be repeated")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
@@ -197,7 +197,8 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     machine = environment()
     print(f"{machine['cpu']}, {machine['threads']} threads, float32 matrix library {machine['matmul_library']}")
-    figures = measure(arguments.side if arguments.side is not None else list(SIDES), options)
+    sides = list(SIDES) if arguments.side is None else arguments.side
+    figures = measure(sides, options)
     print("\n".join(report(figures)))
     if arguments.json is not None:
         content = {"options": vars(options), "environment": machine, "sides": figures}

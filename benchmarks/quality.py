@@ -45,7 +45,7 @@ class Options:
 
 
 def finished(results: Path, limit: int | None) -> dict[Key, dict[str, float]]:
-    """Metrics and training seconds that the results file already holds."""
+    """Returns the metrics and training seconds that the results file already holds."""
     if not results.exists():
         return {}
     lines = [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines() if line]
@@ -57,7 +57,7 @@ def finished(results: Path, limit: int | None) -> dict[Key, dict[str, float]]:
 
 
 def run_missing(tasks: Sequence[str], sides: Sequence[str], seeds: Sequence[int] | None, options: Options) -> None:
-    """Runs what the results file lacks, sides alternating, each run in a fresh process."""
+    """Runs what the results file lacks. The sides alternate, and each run has a fresh process."""
     for task in tasks:
         for seed in _seeds(task, seeds):
             for side in sides:
@@ -99,7 +99,7 @@ def run_one(side: str, task: str, seed: int, options: Options) -> None:
 
 
 def _run_side(side: str, task: Comparison, seed: int, options: Options) -> Outcome:
-    """Each side is imported by its own runs alone."""
+    """Runs one side. Only its own runs import its library, so that neither side changes the other."""
     if side == "bert_tasks":
         from quality_bert_tasks import run_bert_tasks
 
@@ -141,14 +141,14 @@ def _report_score(task: str, score: Score, seeds: Sequence[int], done: dict[Key,
 
 
 def standard_error(samples: Sequence[Sequence[float]]) -> float:
-    """Of the difference of means; 0 where one seed per side says nothing about the spread."""
+    """Returns the standard error of the difference of means, or 0 if a side has one seed and so no spread."""
     if any(len(values) < 2 for values in samples):
         return 0.0
     return math.sqrt(sum(statistics.variance(values) / len(values) for values in samples))
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", action="append", choices=COMPARISONS, help="default: all")
     parser.add_argument("--side", action="append", choices=SIDES, help="default: both")
     parser.add_argument("--seeds", type=int, nargs="+", help="default: those of the comparison")

@@ -34,7 +34,7 @@ class Run:
         return str(self.folder / "run" / "model")
 
     def command(self, *arguments: str) -> str:
-        """Runs ``bert-tasks``; returns what it prints."""
+        """Runs ``bert-tasks``, and returns what it prints."""
         finished = subprocess.run(
             [sys.executable, "-m", "bert_tasks", *arguments],
             check=True,
@@ -46,7 +46,7 @@ class Run:
 
 
 def run_bert_tasks(task: Comparison, data: Path, *, weights: str, seed: int, threads: int) -> Outcome:
-    """Trains and scores one comparison with the last step's weights."""
+    """Trains one comparison, and scores the weights of the last step."""
     with tempfile.TemporaryDirectory() as folder:
         run = Run(task=task, data=data / task.folder, folder=Path(folder), threads=threads)
         last, seconds = _train(run, weights=weights, seed=seed)
@@ -55,7 +55,7 @@ def run_bert_tasks(task: Comparison, data: Path, *, weights: str, seed: int, thr
 
 
 def _train(run: Run, *, weights: str, seed: int) -> tuple[dict[str, float], float]:
-    """The metrics of the last evaluation and the seconds of training alone."""
+    """Returns the metrics of the last evaluation, and the seconds of training without it."""
     task = run.task
     settings: dict[str, Any] = {
         "model.name": weights,
@@ -70,7 +70,9 @@ def _train(run: Run, *, weights: str, seed: int) -> tuple[dict[str, float], floa
         "run.eval_steps": AFTER_LAST_STEP,
     }
     settings |= _span_settings(run) if task.task_type == "span-extraction" else {"data.dir": run.data}
-    options = [option for key, value in settings.items() for option in ("--set", f"{key}={value}")]
+    options: list[str] = []
+    for key, value in settings.items():
+        options += ["--set", f"{key}={value}"]
     run.command("train", str(REPOSITORY / task.recipe), *options, "--output-dir", str(run.folder / "run"), "--quiet")
     lines = (run.folder / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     evaluations = [event for event in map(json.loads, lines) if event["event"] == "evaluation"]
@@ -81,7 +83,7 @@ def _train(run: Run, *, weights: str, seed: int) -> tuple[dict[str, float], floa
 
 
 def _span_settings(run: Run) -> dict[str, Any]:
-    """Writes the two splits as SQuAD files of their own."""
+    """Writes the two splits as SQuAD files, and returns the settings that name them."""
     places = {name: run.folder / f"{name}.json" for name in ("train", "validation")}
     for path, articles in zip(places.values(), squad_splits(run.data), strict=True):
         path.write_text(json.dumps({"version": "v2.0", "data": articles}), encoding="utf-8")
@@ -94,12 +96,12 @@ def _span_settings(run: Run) -> dict[str, Any]:
 
 
 def score_sequence(run: Run, last: dict[str, float]) -> tuple[dict[str, float], list[Any]]:
-    """Dev is the validation set."""
+    """Returns the scores of dev, which is the validation set."""
     return last, []
 
 
 def score_token(run: Run, last: dict[str, float]) -> tuple[dict[str, float], list[Any]]:
-    """Dev is the validation set; test is evaluated with the saved model."""
+    """Returns the scores of dev, which is the validation set, and of test, which the saved model predicts."""
     test = str(run.data / "test.txt")
     printed = json.loads(run.command("evaluate", run.model, test, "--format", "conll", "--json"))
     metrics = {f"dev/{name}": value for name, value in last.items()}
@@ -107,7 +109,7 @@ def score_token(run: Run, last: dict[str, float]) -> tuple[dict[str, float], lis
 
 
 def score_span(run: Run, last: dict[str, float]) -> tuple[dict[str, float], list[Any]]:
-    """Scored from the predictions, as the other side: the tuned threshold plays no part."""
+    """Scores the predictions as on the other side, so that the tuned threshold plays no part."""
     questions = questions_of(squad_splits(run.data)[1])
     output = run.folder / "predictions.jsonl"
     held_out = str(run.folder / "validation.json")
@@ -119,7 +121,7 @@ def score_span(run: Run, last: dict[str, float]) -> tuple[dict[str, float], list
 
 
 def _answer(key: str, prediction: Mapping[str, Any]) -> Answer:
-    """``n_best`` has the best span first and may hold "no answer"."""
+    """Returns the best answer that is not empty. ``n_best`` begins with the best span, and may hold "no answer"."""
     text = next((span["text"] for span in prediction["n_best"] if span["text"]), "")
     return Answer(key=key, text=text, null_odds=prediction["null_odds"])
 

@@ -32,7 +32,7 @@ SETTINGS: dict[str, Any] = {"epochs": 1, "batch_size": 32, "learning_rate": 5e-5
 
 
 def read_rows(file: str, count: int | None) -> list[dict[str, Any]]:
-    """Rows in a random order, the first of which are kept."""
+    """Returns the first rows of a random order."""
     path = Path(os.environ["BERT_TASKS_DATA"]) / "glue" / "SST-2" / file
     lines = [line.rpartition("\t") for line in path.read_text("utf-8").splitlines()[1:]]
     order = np.random.default_rng(0).permutation(len(lines))[:count]
@@ -40,8 +40,9 @@ def read_rows(file: str, count: int | None) -> list[dict[str, Any]]:
 
 
 def measure(logits: Matrix, labels: Vector, temperature: float) -> dict[str, float]:
-    """The error, the cross entropy and the accuracies of calibrated predictions."""
+    """Returns the calibration error, the cross entropy and the accuracies of calibrated predictions."""
     scaled = logits / temperature
+    # The softmax does not change if a number is subtracted from all logits, and exp() of large ones would overflow.
     probabilities = np.exp(scaled - scaled.max(axis=1, keepdims=True))
     probabilities /= probabilities.sum(axis=1, keepdims=True)
     scores, correct = probabilities.max(axis=1).tolist(), probabilities.argmax(axis=1) == labels
@@ -56,10 +57,11 @@ def measure(logits: Matrix, labels: Vector, temperature: float) -> dict[str, flo
 
 
 def split_results(logits: Matrix, labels: Vector, splits: int) -> dict[str, Any]:
-    """The means over random halves: temperatures, and the figures of the other halves before and after."""
+    """Fits temperatures on random halves. Returns their mean, and the figures of the other halves before and after."""
     generator, figures = np.random.default_rng(0), []
     for _ in range(splits):
         order = generator.permutation(len(labels))
+        # A temperature that is judged on the rows it was fitted on looks better than it is.
         fitted, held_out = order[: len(order) // 2], order[len(order) // 2 :]
         temperature = fit_temperature(list(logits[fitted]), labels[fitted].tolist())
         before, after = (measure(logits[held_out], labels[held_out], number) for number in (1.0, temperature))
@@ -68,7 +70,7 @@ def split_results(logits: Matrix, labels: Vector, splits: int) -> dict[str, Any]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--splits", type=int, default=50)

@@ -24,7 +24,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from quality_tasks import COMPARISONS, conll_sentences, glue_rows
@@ -126,31 +126,38 @@ def train(task: str, side: str, seed: int, sets: Mapping[str, list[Row]], option
     if side != "teacher":
         teacher = TaskModel.from_pretrained(home / "teacher", task=KINDS[task])
         model = (teacher if options.start == "teacher" else model).with_layers(options.layers)
-    is_student = side == "student"
-    steps = math.ceil(len(sets["train"]) / BATCH_SIZE) * plan.student_epochs
+    rows, guide = sets["train"], None
+    if side == "student":
+        # Rows without a label count too: the student learns the teacher's answers for them.
+        rows, guide = rows + sets["unlabelled"][: options.unlabelled], teacher
+    steps: int | None = math.ceil(len(sets["train"]) / BATCH_SIZE) * plan.student_epochs
+    learning_rate = plan.student_learning_rate
+    if side == "teacher":
+        steps, learning_rate = None, plan.learning_rate
+    precision: Literal["bf16", "no"] = "bf16" if options.bf16 else "no"
     fit(
         model,
-        sets["train"] + (sets["unlabelled"][: options.unlabelled] if is_student else []),
+        rows,
         sets["dev"],
         output_dir=home / side,
-        teacher=teacher if is_student else None,
+        teacher=guide,
         teacher_temperature=options.temperature,
         teacher_weight=options.weight,
         teacher_hidden=options.hidden,
-        learning_rate=plan.learning_rate if side == "teacher" else plan.student_learning_rate,
+        learning_rate=learning_rate,
         epochs=plan.epochs,
-        max_steps=None if side == "teacher" else steps,
+        max_steps=steps,
         batch_size=BATCH_SIZE,
         warmup_ratio=0.1,
         weight_decay=0.01,
-        mixed_precision="bf16" if options.bf16 else "no",
+        mixed_precision=precision,
         seed=seed,
     )
     return model
 
 
 def speeds(models: Mapping[str, TaskModel], rows: Sequence[Row], repeats: int = 3) -> dict[str, float]:
-    """Rows per second of each model, the median of alternating repeats after one to warm up."""
+    """Returns the rows per second of each model: the median of alternating repeats, after one to warm up."""
     plain = [{name: value for name, value in row.items() if name in ("text", "words")} for row in rows[:2000]]
     seconds: dict[str, list[float]] = {side: [] for side in models}
     for _ in range(repeats + 1):
@@ -188,13 +195,13 @@ def run(task: str, seed: int, options: argparse.Namespace) -> None:
 
 
 def settings(options: argparse.Namespace) -> dict[str, Any]:
-    """What lines of one table share."""
+    """Returns the settings that lines of one table share."""
     names = ("start", "layers", "temperature", "weight", "hidden", "bf16", "rows", "unlabelled", "threads")
     return {name: getattr(options, name) for name in names}
 
 
 def results(options: argparse.Namespace) -> Iterator[tuple[tuple[str, int, str], dict[str, Any]]]:
-    """The lines of the results file with these settings."""
+    """Yields the lines of the results file that have these settings."""
     if options.results.exists():
         for text in options.results.read_text(encoding="utf-8").splitlines():
             line = json.loads(text)
@@ -209,15 +216,16 @@ def report(task: str, seeds: Sequence[int], options: argparse.Namespace) -> None
     speed: dict[str, float] = {}
     for side in SIDES:
         lines = [figures[task, seed, side] for seed in seeds if (task, seed, side) in figures]
-        for name in lines[0]["metrics"] if lines else ():
+        if not lines:
+            continue
+        for name in lines[0]["metrics"]:
             points = [100 * line["metrics"][name] for line in lines]
             print(f"{task:9} {side:8} {name:9} {plan.metric:10} {[round(value, 2) for value in points]}")
             if name == plan.judged:
                 means[side] = statistics.mean(points)
-        if lines:
-            speed[side] = statistics.median(line["rows_per_second"] for line in lines)
-            agreement = statistics.mean(line["agreement"] for line in lines)
-            print(f"{task:9} {side:8} agreement {agreement:.3f}, {speed[side]:,.0f} rows/s")
+        speed[side] = statistics.median(line["rows_per_second"] for line in lines)
+        agreement = statistics.mean(line["agreement"] for line in lines)
+        print(f"{task:9} {side:8} agreement {agreement:.3f}, {speed[side]:,.0f} rows/s")
     if len(means) < len(SIDES):
         print(f"{task}: incomplete")
         return
@@ -230,7 +238,7 @@ def report(task: str, seeds: Sequence[int], options: argparse.Namespace) -> None
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", action="append", choices=PLANS, help="default: all")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--start", choices=("weights", "teacher"), default="weights", help="whose layers a student has")

@@ -32,7 +32,7 @@ SCORES = ("overall_f1", "overall_precision", "overall_recall", *(f"{t}_recall" f
 
 
 def scores(side: str, train: list[dict[str, Any]], validation: list[dict[str, Any]], seed: int) -> dict[str, float]:
-    """The scores of one run in percent."""
+    """Returns the scores of one run in percent."""
     model: TaskModel = TaskModel.from_pretrained(EMBEDDED, task="token-classification", **SIDES[side])
     with tempfile.TemporaryDirectory() as folder:
         options = {**OPTIONS, "seed": seed, "columns": {"tags": "names"}, "progress": False}
@@ -41,7 +41,7 @@ def scores(side: str, train: list[dict[str, Any]], validation: list[dict[str, An
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=1000)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--json", type=Path)

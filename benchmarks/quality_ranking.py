@@ -13,6 +13,7 @@ import json
 import os
 import tempfile
 from collections import defaultdict
+from itertools import chain
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -30,7 +31,7 @@ Rows = list[dict[str, Any]]
 
 
 def read_groups() -> list[list[Rows]]:
-    """The groups of each set of connected sentences that has some."""
+    """Returns the groups of each set of connected sentences that has any."""
     partners: dict[str, dict[str, float]] = defaultdict(dict)
     for name in ("train.tsv", "dev.tsv"):
         path = Path(os.environ["BERT_TASKS_DATA"]) / "glue" / "STS-B" / name
@@ -57,27 +58,29 @@ def read_groups() -> list[list[Rows]]:
 
 
 def train_and_measure(loss: str, seed: int, train: list[Rows], held_out: list[Rows]) -> dict[str, float]:
-    rows, tested = ([row for group in groups for row in group] for groups in (train, held_out))
-    size = GROUPS if loss != "none" else round(GROUPS * len(rows) / len(train))
+    rows, tested = list(chain(*train)), list(chain(*held_out))
+    size = GROUPS
+    if loss == "none":
+        size = round(GROUPS * len(rows) / len(train))  # here a batch counts rows, not groups
     settings: dict[str, Any] = {"problem_type": "regression", "ranking_loss": loss}
     model: TaskModel = TaskModel.from_pretrained(EMBEDDED, task="pair-classification", **settings)
     with tempfile.TemporaryDirectory() as folder:
         # One evaluation at the end, on training rows: it chooses nothing, and the last weights are measured.
-        few = [row for group in train[:8] for row in group]
+        few = list(chain(*train[:8]))
         fit(model, rows, few, output_dir=folder, progress=False, seed=seed, batch_size=size, **SETTINGS)
     return {name: value for name, value in evaluate(model, tested).items() if name != "loss"}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     sets = read_groups()
-    held_out = [group for groups in sets[::3] for group in groups]
-    train = [group for number, groups in enumerate(sets) if number % 3 for group in groups]
+    held_out = list(chain(*sets[::3]))
+    train = list(chain(*(groups for number, groups in enumerate(sets) if number % 3)))
     runs = []
     for seed in options.seeds:
         for loss in LOSSES:

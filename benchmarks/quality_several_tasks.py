@@ -18,7 +18,7 @@ import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -68,19 +68,19 @@ PROBLEMS = {
 
 
 def commands_folds(seed: int, count: int) -> list[tuple[list[Row], list[Row]]]:
-    """The training and validation rows of each fold."""
+    """Returns the training and validation rows of each fold."""
     rows = [json.loads(line) for line in COMMANDS.read_text("utf-8").splitlines()]
     random.Random(seed).shuffle(rows)
     parts = [rows[number::FOLDS] for number in range(FOLDS)]
     folds = []
     for number, validation in enumerate(parts[:count]):
-        train = [row for other in range(FOLDS) if other != number for row in parts[other]]
+        train = list(chain(*parts[:number], *parts[number + 1 :]))
         folds.append((train, validation))
     return folds
 
 
 def conll_rows(file: str, count: int | None) -> list[Row]:
-    """The first sentences, with two tags of each word."""
+    """Returns the first sentences, with two tags for each word."""
     text = (Path(os.environ["BERT_TASKS_DATA"]) / "conll2003" / file).read_text("utf-8")
     blocks = (block.splitlines() for block in text.split("\n\n") if block.strip() and "-DOCSTART-" not in block)
     rows = []
@@ -92,7 +92,7 @@ def conll_rows(file: str, count: int | None) -> list[Row]:
 
 
 def alone(problem: Problem, head: str, train: list[Row], validation: list[Row], seed: int) -> float:
-    """The metric of a model of one head."""
+    """Returns the metric of a model with one head."""
     entry = dict(problem.tasks[head])
     columns = entry.pop("columns", {})
     model: TaskModel = TaskModel.from_pretrained(EMBEDDED, **entry)
@@ -103,7 +103,7 @@ def alone(problem: Problem, head: str, train: list[Row], validation: list[Row], 
 
 
 def together(problem: Problem, weight: float, train: list[Row], validation: list[Row], seed: int) -> dict[str, float]:
-    """The metric of each head of one model, in which the second head's loss has a weight."""
+    """Returns the metric of each head of one model, in which the loss of the second head has a weight."""
     first, second = problem.tasks
     tasks = {first: problem.tasks[first], second: {**problem.tasks[second], "weight": weight}}
     model = MultiTaskModel.from_pretrained(EMBEDDED, tasks=tasks)
@@ -116,7 +116,7 @@ def together(problem: Problem, weight: float, train: list[Row], validation: list
 def measured(
     problem: Problem, folds: Sequence[tuple[list[Row], list[Row]]], weights: Sequence[float], seed: int
 ) -> list[dict[str, Any]]:
-    """The mean of each head's metric over the folds, of its own model and for each weight."""
+    """Returns the mean metric of each head over the folds, for its own model and for each weight."""
     runs = []
     for head in problem.tasks:
         scores = [alone(problem, head, train, validation, seed) for train, validation in folds]
@@ -130,7 +130,7 @@ def measured(
 
 
 def table(runs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Lines with the mean, the smallest and the largest score of each head and side over the seeds."""
+    """Returns lines with the mean, smallest and largest score over the seeds, for each head and side."""
     lines = []
     for head in dict.fromkeys(run["head"] for run in runs):
         of_head = [run for run in runs if run["head"] == head]
@@ -142,7 +142,7 @@ def table(runs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", choices=list(PROBLEMS), default="commands")
     parser.add_argument("--rows", type=int, help="of conll2003, by default all")
     parser.add_argument("--folds", type=int, choices=range(1, FOLDS + 1), default=FOLDS, help="of commands")

@@ -26,7 +26,7 @@ class Window:
 
 
 def windows_of(tokenizer: Any, questions: Sequence[Question], task: Comparison) -> list[Window]:
-    """All windows, those of a question one after another; consecutive ones share ``doc_stride`` tokens."""
+    """Returns all windows, question after question. Consecutive ones share ``doc_stride`` tokens."""
     encoded = tokenizer(
         [question.question.lstrip() for question in questions],
         [question.context for question in questions],
@@ -60,6 +60,7 @@ def _max_context(offsets: Sequence[Offsets], owners: Sequence[int]) -> list[froz
     for window, (spans, owner) in enumerate(zip(offsets, owners, strict=True)):
         context = [(token, span) for token, span in enumerate(spans) if span is not None]
         for token, span in context:
+            # As in Google's run_squad.py: the shorter side decides, and of equal ones the longer window.
             score = min(token - context[0][0], context[-1][0] - token) + 0.01 * len(context)
             key = (owner, span)
             if key not in best or score > best[key][0]:
@@ -71,14 +72,14 @@ def _max_context(offsets: Sequence[Offsets], owners: Sequence[int]) -> list[froz
 
 
 def gold_tokens(window: Window, question: Question) -> tuple[int, int]:
-    """First and last token of the first gold answer; the first token of the window if it is not fully inside."""
+    """Returns the first and last token of the first gold answer, or of the first token if it is not fully inside."""
     context = [(token, *span) for token, span in enumerate(window.offsets) if span is not None]
     if not question.answers:
         return 0, 0
     text, begin = question.answers[0]
     end = begin + len(text)
     if context[0][1] > begin or context[-1][2] < end:
-        return 0, 0
+        return 0, 0  # [CLS] stands for "no answer in this window"
     first = max(token for token, start, _ in context if start <= begin)
     last = min(token for token, _, stop in context if stop >= end)
     return first, last
@@ -91,14 +92,16 @@ def answers_of(
     ends: np.ndarray,
     task: Comparison,
 ) -> list[Answer]:
-    """The best answer that is not empty of each question, and its null odds; logits are [windows, T or more]."""
+    """Returns the best non-empty answer of each question, and its null odds. Logits are [windows, T or more]."""
     groups: list[list[int]] = [[] for _ in questions]
     for index, window in enumerate(windows):
         groups[window.question].append(index)
     answers: list[Answer] = []
     for question, group in zip(questions, groups, strict=True):
         null = min(float(starts[index][0] + ends[index][0]) for index in group)
-        spans = [span for index in group for span in _candidates(windows[index], starts[index], ends[index], task)]
+        spans: list[tuple[float, int, int]] = []
+        for index in group:
+            spans += _candidates(windows[index], starts[index], ends[index], task)
         if spans:
             score, begin, end = max(spans, key=lambda span: span[0])
             text = question.context[begin:end]
@@ -109,7 +112,7 @@ def answers_of(
 
 
 def _candidates(window: Window, start: np.ndarray, end: np.ndarray, task: Comparison) -> list[tuple[float, int, int]]:
-    """(score, first character, character after the last) of the allowed spans among the best starts x best ends."""
+    """Returns score, first character and last character + 1 of the allowed spans of best starts and best ends."""
     spans: list[tuple[float, int, int]] = []
     context = {token: span for token, span in enumerate(window.offsets) if span is not None}
     best_ends = [token for token in _largest(end, task.n_best_size) if token in context]  # the trainer pads windows

@@ -108,7 +108,7 @@ class Outcome:
 
 
 def glue_rows(path: Path, task: Comparison) -> tuple[list[list[str]], list[str]]:
-    """The texts of each of the task's columns, and the labels, of a GLUE file: no quote handling."""
+    """Returns the texts of each column of the task, and the labels, of a GLUE file. Quotes have no meaning in it."""
     with path.open(encoding="utf-8", newline="") as file:
         names = list(task.columns) if task.columns else None
         rows = list(csv.DictReader(file, fieldnames=names, delimiter="\t", quoting=csv.QUOTE_NONE))
@@ -116,7 +116,7 @@ def glue_rows(path: Path, task: Comparison) -> tuple[list[list[str]], list[str]]
 
 
 def conll_sentences(path: Path) -> list[tuple[list[str], list[str]]]:
-    """(words, tags) of each sentence; a line is word TAB tag, a blank line ends a sentence."""
+    """Returns (words, tags) of each sentence. A line is word TAB tag, and a blank line ends a sentence."""
     sentences: list[tuple[list[str], list[str]]] = []
     words: list[str] = []
     tags: list[str] = []
@@ -142,7 +142,7 @@ class Question:
 
 
 def squad_splits(folder: Path) -> tuple[list[Any], list[Any]]:
-    """The articles to train on and the four held out, the file's last."""
+    """Returns the articles to train on, and the last four of the file, which are held out."""
     articles = json.loads((folder / "dev-v2.0.part.json").read_text(encoding="utf-8"))["data"]
     train, held_out = articles[: -len(HELD_OUT_ARTICLES)], articles[-len(HELD_OUT_ARTICLES) :]
     titles, count = tuple(article["title"] for article in held_out), len(questions_of(held_out))
@@ -155,18 +155,16 @@ def squad_splits(folder: Path) -> tuple[list[Any], list[Any]]:
 
 
 def questions_of(articles: Sequence[Any]) -> list[Question]:
-    """All questions of SQuAD articles, in file order."""
-    return [
-        Question(
-            key=entry["id"],
-            question=entry["question"],
-            context=paragraph["context"],
-            answers=tuple((answer["text"], answer["answer_start"]) for answer in entry["answers"]),
-        )
-        for article in articles
-        for paragraph in article["paragraphs"]
-        for entry in paragraph["qas"]
-    ]
+    """Returns all questions of SQuAD articles, in the order of the file."""
+    questions: list[Question] = []
+    for article in articles:
+        for paragraph in article["paragraphs"]:
+            for entry in paragraph["qas"]:
+                answers = tuple((answer["text"], answer["answer_start"]) for answer in entry["answers"])
+                questions.append(
+                    Question(key=entry["id"], question=entry["question"], context=paragraph["context"], answers=answers)
+                )
+    return questions
 
 
 @dataclass(frozen=True, kw_only=True)

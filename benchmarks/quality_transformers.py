@@ -77,10 +77,11 @@ def _installed(weights: str) -> Path:
 
 
 def run_sequence(job: Job) -> Outcome:
-    """Classification of one text, or a number for one or two texts; scored on dev."""
+    """Classifies one text, or gives a number for one or two texts. It is scored on dev."""
     regression = job.task.task_type == "regression"
     tokenizer = AutoTokenizer.from_pretrained(job.weights)
-    model = AutoModelForSequenceClassification.from_pretrained(job.weights, num_labels=1 if regression else 2)
+    num_labels = 1 if regression else 2
+    model = AutoModelForSequenceClassification.from_pretrained(job.weights, num_labels=num_labels)
 
     def encode(split: str) -> Dataset:
         texts, labels = glue_rows(job.folder / f"{split}.tsv", job.task)
@@ -116,7 +117,7 @@ def _accuracies(gold: np.ndarray, guess: np.ndarray) -> dict[str, float]:
 def run_token(job: Job) -> Outcome:
     """Tags of words, learnt on first sub-words; entity scores over every word of test (and of dev, for the record)."""
     splits = {name: conll_sentences(job.folder / f"{name}.txt")[: job.limit] for name in ("train", "valid", "test")}
-    names = sorted({tag for _, tags in splits["train"] for tag in tags})
+    names = sorted(set().union(*(tags for _, tags in splits["train"])))
     tokenizer = AutoTokenizer.from_pretrained(job.weights)
     model = AutoModelForTokenClassification.from_pretrained(job.weights, num_labels=len(names))
     encoded = {name: _encoded_words(tokenizer, sentences, job) for name, sentences in splits.items()}
@@ -166,7 +167,7 @@ def _word_labels(length: int, first: Mapping[int, int], tags: Sequence[str], nam
 
 
 def _word_tags(classes: np.ndarray, heads: Heads, sentences: Sentences, names: Sequence[str]) -> list[list[str]]:
-    """A tag for every word; one that the model did not see is outside of any entity."""
+    """Returns a tag for every word. A word that the model did not see is outside of any entity."""
     return [
         [names[row[first[word]]] if word in first else "O" for word in range(len(words))]
         for row, first, (words, _) in zip(classes, heads, sentences, strict=True)
@@ -182,7 +183,7 @@ def _entity_scores(gold: list[list[str]], guess: list[list[str]], prefix: str) -
 
 
 def run_span(job: Job) -> Outcome:
-    """Answers in a context, trained on all articles but the held-out four, which are scored."""
+    """Finds answers in a context. It trains on all articles but the four held out, which are scored."""
     train, held_out = (questions_of(articles)[: job.limit] for articles in squad_splits(job.folder))
     tokenizer = AutoTokenizer.from_pretrained(job.weights)
     model = AutoModelForQuestionAnswering.from_pretrained(job.weights)
@@ -207,7 +208,7 @@ def _columns(windows: Sequence[Any]) -> dict[str, list[list[int]]]:
 
 
 def _trained(job: Job, model: Any, dataset: Dataset, collator: Any) -> tuple[Trainer, float]:
-    """The trainer after its last step, and the seconds of training alone."""
+    """Returns the trainer after its last step, and the seconds of training alone."""
     with tempfile.TemporaryDirectory() as output_dir:
         arguments = TrainingArguments(
             output_dir=output_dir,

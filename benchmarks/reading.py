@@ -133,7 +133,7 @@ def memory_mib(name: str) -> float:
 
 
 def run_job(job: Job) -> None:
-    """In the fresh process: reads the file and prints the figures."""
+    """Reads the file and prints the figures. It is called in a fresh process."""
     read = SIDES[job["side"]]()
     read(Path(job["warm_up"]))
     peak, anonymous = memory_mib("VmHWM"), memory_mib("RssAnon")
@@ -153,7 +153,7 @@ def run_job(job: Job) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--side", action="append", choices=SIDES, help="default: all that are installed")
     parser.add_argument("--rows", type=int, default=300_000)
     parser.add_argument("--memory", action="store_true", help="measure the peak memory of a file of --gigabytes")

@@ -21,10 +21,11 @@ def origin() -> dict[str, str]:
 
 
 def _commit() -> str | None:
-    """The commit of the code, with "-dirty" if its Python files were changed. None without git or a repository."""
+    """Returns the commit, with "-dirty" if Python files were changed, or None without git or a repository."""
     git = partial(subprocess.run, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=False)
     try:
         head = git(["git", "rev-parse", "--short", "HEAD"])
+        # Results are written into the repository, so changed data files say nothing about the code.
         is_dirty = git(["git", "diff", "--quiet", "HEAD", "--", "*.py"]).returncode == 1
     except OSError:
         return None
@@ -32,7 +33,7 @@ def _commit() -> str | None:
 
 
 def _cpu_model() -> str | None:
-    """Family and model of the processor, which tell generations with the same name apart. None if not Linux."""
+    """Returns family and model of the processor, which tell generations of one name apart, or None outside Linux."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:

@@ -25,6 +25,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ def texts(count: int) -> list[str]:
 
 @contextmanager
 def server(model: str, options: Sequence[str]) -> Iterator[int]:
-    """A server in a process of its own; its port."""
+    """Starts a server in a process of its own, and yields its port."""
     command = [sys.executable, "-m", "bert_tasks", "serve", model, "--port", "0", "--limit", "queue=1000", *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
@@ -105,7 +106,8 @@ async def client(port: int, work: Iterator[tuple[int, str]], answers: dict[int, 
             async with asyncio.timeout(LONGEST_WAIT):
                 lines = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
                 length = re.search(r"content-length: (\d+)", lines)
-                content = await reader.readexactly(int(length[1]) if length else 0)
+                size = int(length[1]) if length else 0
+                content = await reader.readexactly(size)
             if lines.startswith("http/1.1 200"):
                 answers[number] = (1000 * (time.perf_counter() - started), json.loads(content))
     except (OSError, TimeoutError, asyncio.IncompleteReadError):
@@ -132,7 +134,7 @@ async def one_round(port: int, clients: int, rows: Sequence[str], expected: Sequ
 
 
 def summary(name: str, clients: int, rounds: Sequence[Round]) -> Result:
-    latencies = [latency for turn in rounds for latency in turn.latencies]
+    latencies = list(chain(*(turn.latencies for turn in rounds)))
     cuts = statistics.quantiles(latencies, n=100, method="inclusive")
     return Result(
         server=name,

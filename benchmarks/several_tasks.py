@@ -25,7 +25,7 @@ BATCH_SIZE = 32
 
 
 def read_rows(count: int) -> list[dict[str, Any]]:
-    """The first sentences, with two tags of each word."""
+    """Returns the first sentences, with two tags for each word."""
     text = (Path(os.environ["BERT_TASKS_DATA"]) / "conll2003" / "train.txt").read_text("utf-8")
     blocks = (block.splitlines() for block in text.split("\n\n") if block.strip() and "-DOCSTART-" not in block)
     tables = (list(zip(*(line.split() for line in lines), strict=True)) for lines in blocks)
@@ -36,7 +36,7 @@ def read_rows(count: int) -> list[dict[str, Any]]:
 
 
 def shape(word: str) -> str:
-    """The class of a word by its characters."""
+    """Returns the class of a word by its characters."""
     classes = {"upper": word.isupper(), "title": word.istitle(), "lower": word.islower(), "number": word.isnumeric()}
     return next((name for name, holds in classes.items() if holds), "other")
 
@@ -54,7 +54,7 @@ def measured(job: Job) -> Figures:
     from bert_tasks.training.step import OptimizerSteps
 
     rows = read_rows(int(job["rows"]))
-    tags = {name: sorted({tag for row in rows for tag in row[name]}) for name in ("names", "shapes")}
+    tags = {name: sorted(set().union(*(row[name] for row in rows))) for name in ("names", "shapes")}
     side = str(job["side"])
     if side in tags:
         model: AnyModel = TaskModel.from_pretrained(EMBEDDED, task="token-classification", labels=tags[side])
@@ -92,7 +92,7 @@ def measured(job: Job) -> Figures:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=1000)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)

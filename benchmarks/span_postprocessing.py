@@ -100,7 +100,7 @@ def random_logits(work: Predictor, generator: np.random.Generator) -> list[Forwa
 
 
 def peaked_logits(work: Predictor, generator: np.random.Generator) -> list[ForwardFn]:
-    """Up to 10 more near one token of the context, the end two tokens behind the start."""
+    """Returns random logits with a peak of 10 at one token of the context, and the end two tokens after the start."""
     logits = random_logits(work, generator)
     for values, feature in zip(logits, work.features, strict=True):
         position = generator.choice(np.flatnonzero(_table(feature)[:, 2] != NOT_CONTEXT))
@@ -110,29 +110,32 @@ def peaked_logits(work: Predictor, generator: np.random.Generator) -> list[Forwa
 
 
 def _table(feature: Feature) -> npt.NDArray[np.int64]:
-    """``[T, 3]``: first character, last character + 1, role."""
+    """Returns ``[T, 3]``: first character, last character + 1, role."""
     return np.array(feature["offsets"]).reshape(-1, 3)
 
 
 def their_features(work: Predictor) -> list[dict[str, Any]]:
-    """The same windows in the example's form."""
-    return [
-        {
-            "example_id": work.questions[feature["row"]].key,
-            "offset_mapping": [None if role == NOT_CONTEXT else (start, end) for start, end, role in table],
-            "token_is_max_context": {
-                str(token): role == MAX_CONTEXT for token, (*_, role) in enumerate(table) if role != NOT_CONTEXT
-            },
-        }
-        for feature in work.features
-        for table in [_table(feature).tolist()]
-    ]
+    """Returns the same windows in the form of the example of transformers."""
+    result = []
+    for feature in work.features:
+        table = _table(feature).tolist()
+        offsets: list[tuple[int, int] | None] = []
+        is_max_context: dict[str, bool] = {}
+        for token, (start, end, role) in enumerate(table):
+            if role == NOT_CONTEXT:
+                offsets.append(None)
+            else:
+                offsets.append((start, end))
+                is_max_context[str(token)] = role == MAX_CONTEXT
+        key = work.questions[feature["row"]].key
+        result.append({"example_id": key, "offset_mapping": offsets, "token_is_max_context": is_max_context})
+    return result
 
 
 def answered(
     work: Predictor, batches: Sequence[Sequence[torch.Tensor]], *, with_null: bool = True
 ) -> list[RankedSpans]:
-    """Ours. ``batches``: the logits ``[T, 2]`` of the windows of each of the work's batches."""
+    """Returns our predictions from the logits ``[T, 2]`` of the windows of each batch."""
     candidates: dict[int, torch.Tensor] = {}
     limits = {"n_best": SETTINGS.output.n_best_size, "max_answer_length": SETTINGS.output.max_answer_length}
     with torch.inference_mode():
@@ -150,7 +153,7 @@ def answered(
 
 
 def in_batches(work: Predictor, logits: Sequence[ForwardFn]) -> list[Sequence[torch.Tensor]]:
-    """Views of the logits of a whole batch, as a model gives them."""
+    """Returns views of the logits of whole batches, as a model gives them."""
     tensors = [[torch.from_numpy(logits[number].T) for number in numbers] for numbers in work.batches]
     return [torch.split(torch.cat(batch), list(map(len, batch))) for batch in tensors]
 
@@ -189,7 +192,7 @@ def processor_seconds(call: Callable[[], Any]) -> float:
 
 
 def measure(work: Predictor, logits: Sequence[ForwardFn], utils_qa: ModuleType, repeats: int) -> dict[str, float]:
-    """Median processor seconds of each side."""
+    """Returns the median processor seconds of each side."""
     examples = Examples({"id": question.key, "context": question.context} for question in work.questions)
     features = their_features(work)
     predictions = tuple([values[side] for values in logits] for side in (0, 1))
@@ -210,12 +213,15 @@ def measure(work: Predictor, logits: Sequence[ForwardFn], utils_qa: ModuleType, 
         "utils_qa, datasets, no map": lambda: theirs(rows, unmapped),
     }
     gc.freeze()  # the input is not looked through while either side runs
-    times = [(name, processor_seconds(call)) for _ in range(repeats) for name, call in sides.items()]
-    return {name: statistics.median(value for side, value in times if side == name) for name in sides}
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(repeats):
+        for name, call in sides.items():
+            times[name].append(processor_seconds(call))
+    return {name: statistics.median(values) for name, values in times.items()}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--utils-qa", type=Path, required=True, metavar="FILE")
     parser.add_argument("--questions", type=int, default=10_000)
     parser.add_argument("--repeats", type=int, default=5)

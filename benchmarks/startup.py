@@ -27,8 +27,9 @@ COMMANDS = {
 
 
 def seconds(command: list[str], folder: Path) -> float:
-    """Seconds of user time."""
+    """Returns the seconds of user time of a command."""
     (folder / "new.toml").unlink(missing_ok=True)
+    # User time, unlike the time on the clock, does not count waiting for other programs and for the disk.
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
     subprocess.run(command, check=True, capture_output=True, cwd=folder)
     return resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
@@ -46,7 +47,7 @@ def prepare(folder: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=9)
     repeats = parser.parse_args().repeats
     with tempfile.TemporaryDirectory() as name:

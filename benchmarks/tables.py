@@ -66,6 +66,7 @@ def number(value: float) -> str:
 
 
 def ratio(values: Iterable[float], ours: Iterable[float]) -> float:
+    # Turn by turn, because a machine that is slower for a while slows both sides of a turn.
     return statistics.median(value / baseline for value, baseline in zip(values, ours, strict=True))
 
 
@@ -151,8 +152,13 @@ def prediction(result: Result, embedding: Result) -> list[str]:
         for precision in precisions:
             side, baseline = result["sides"].get(name + precision), result["seconds"].get(ours + precision)
             times = result["seconds"].get(name + precision)
-            factor = "" if name == ours or not baseline or not times else f" ({number(ratio(times, baseline))})"
-            cells.append("" if side is None else number(side["rows_per_second"][1]) + factor)
+            if side is None:
+                cells.append("")
+                continue
+            cell = number(side["rows_per_second"][1])
+            if name != ours and baseline and times:
+                cell += f" ({number(ratio(times, baseline))})"
+            cells.append(cell)
         rows.append(cells)
     sides = [result["sides"].get(ours + precision) for precision in precisions[1:]]
     changed = ["" if side is None else f"{number(100 * (1 - side['equal_labels']))}%" for side in sides]
@@ -276,8 +282,10 @@ def difference(values: Sequence[float], others: Sequence[float], digits: int = 1
     """Returns the difference of the means with its 95 % interval."""
     from scipy.stats import ttest_ind  # here: its import takes 2 s
 
+    # Welch's test: the sides may have different variances.
     low, high = ttest_ind(values, others, equal_var=False).confidence_interval()
     mean = statistics.mean(values) - statistics.mean(others)
+    # `z` prints a rounded minus zero as +0.0.
     return "{:+z.{digits}f} [{:+z.{digits}f}, {:+z.{digits}f}]".format(mean, low, high, digits=digits)
 
 
@@ -363,7 +371,7 @@ def updated(text: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="exit with 1 if a page is out of date")
     options = parser.parse_args()
     for path in (ROOT / name for name in (*PAGES, CHART)):

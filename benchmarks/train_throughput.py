@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from unittest.mock import patch
 
 import torch
@@ -77,20 +77,22 @@ class Options:
 
     @property
     def device(self) -> torch.device:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+        return torch.device(name)
 
     def work(self, workload: str) -> Predictor:
         return prepared(workload, shape=self.shape, attention_dropout=self.attention_dropout, share=self.share)
 
 
 def train_ours(work: Predictor, options: Options) -> float:
-    """Seconds of an epoch of ``fit``, without its evaluation and saving."""
+    """Returns the seconds of an epoch of ``fit``, without its evaluation and saving."""
     return timed_fit(work.model(), work.rows, options, batch_size=work.workload.batch_size)
 
 
 def timed_fit(model: TaskModel, rows: Sequence[Row], options: Options, **optim: Any) -> float:
-    """Seconds of an epoch over these rows, without evaluation and saving; ``optim``: further arguments of ``fit``."""
+    """Returns the seconds of an epoch over rows. ``optim`` are further arguments of ``fit``."""
     timer = partial(Clock, CLOCKS[options.clock])
+    precision: Literal["bf16", "no"] = "bf16" if options.bf16 else "no"
     with tempfile.TemporaryDirectory() as folder, patch("bert_tasks.training.loop.Clock", timer):
         result = fit(
             model,
@@ -103,7 +105,7 @@ def timed_fit(model: TaskModel, rows: Sequence[Row], options: Options, **optim: 
             warmup_ratio=0.1,
             weight_decay=0.01,
             max_grad_norm=1.0,
-            mixed_precision="bf16" if options.bf16 else "no",
+            mixed_precision=precision,
             seed=0,
             **optim,
         )
@@ -126,16 +128,19 @@ def train_theirs(
         routed: linear layers in the library that ours chooses.
     """
     model = work.trainer_model()
-    for module in model.modules() if routed else ():
-        if type(module) is nn.Linear:
-            module.__class__ = Linear
+    if routed:
+        for module in model.modules():
+            if type(module) is nn.Linear:
+                module.__class__ = Linear
+    if options.share < 1 and sampling == "group_by_length":
+        sampling = "sequential"  # the rows of a share are already in the order of their groups
     return timed_trainer(
         model,
         trainer_dataset(work),
         work.trainer_collator(to_max_length=padding),
         options,
         batch_size=work.workload.batch_size,
-        sampling="sequential" if options.share < 1 and sampling == "group_by_length" else sampling,
+        sampling=sampling,
         compiled=compiled,
     )
 
@@ -150,7 +155,7 @@ def timed_trainer(
     sampling: str = "random",
     compiled: bool = False,
 ) -> float:
-    """Seconds of an epoch of ``Trainer.train``, without its set-up."""
+    """Returns the seconds of an epoch of ``Trainer.train``, without its set-up."""
     from transformers import Trainer, TrainingArguments
 
     clock = _clock(options)
@@ -193,23 +198,25 @@ def _clock(options: Options) -> Any:
 
 
 def least_work(work: Predictor, options: Options) -> float:
-    """Seconds of the matrix products of an epoch of ours, and of the memory traffic of its updates."""
+    """Returns the seconds of the matrix products of our epoch, and of the memory traffic of its updates."""
     steps = math.ceil(len(work.rows) / work.workload.batch_size)
     return _products(work, options).seconds(CLOCKS[options.clock]) + steps * _update_seconds(work, options)
 
 
 def _update_seconds(work: Predictor, options: Options) -> float:
-    """Seconds to move the bytes of an update: eight times those of the trained parameters.
+    """Returns the seconds to move the bytes of an update: eight times those of the trained parameters.
 
     AdamW reads the parameters, the gradients and two moments, and writes three of them. The norm reads the gradients.
     A copy of four times the bytes moves as many. Rows of the vocabulary that no text has are not trained.
     """
     model = work.model()
     vocabulary, width = model.encoder.embeddings.word.weight.shape
-    used = len({token for feature in work.features for token in feature["input_ids"]})
-    idle_rows = vocabulary - used if used <= vocabulary / 2 else 0
+    used = len(set().union(*(feature["input_ids"] for feature in work.features)))
+    idle_rows = 0
+    if used <= vocabulary / 2:
+        idle_rows = vocabulary - used
     numbers = 4 * (sum(parameter.numel() for parameter in model.parameters()) - idle_rows * width)
-    source = torch.ones(numbers, device=options.device)
+    source = torch.ones(numbers, device=options.device)  # a copy reads and writes each number once
     target = torch.empty_like(source)
     return min(_seconds(partial(target.copy_, source), options) for _ in range(COPIES))
 
@@ -252,7 +259,7 @@ ON_EVERY_DEVICE = [side for side in SIDES if side != "compiled"]
 
 
 def warmed_up(side: str, workload: str, options: Options) -> int:
-    """Makes a process ready: a short run of the side. Returns the tokens of an epoch."""
+    """Warms a process up with a short run of the side. Returns the tokens of an epoch."""
     torch.set_num_threads(options.threads)
     work = options.work(workload)
     SIDES[side](work.first(WARM_UP_BATCHES * work.workload.batch_size), options)
@@ -264,7 +271,7 @@ def timed(side: str, workload: str, options: Options) -> float:
 
 
 def library(side: str, workload: str, options: Options) -> str:
-    """Where the products of linear layers ran."""
+    """Returns the library in which the products of linear layers ran."""
     if options.device.type != "cpu":
         return options.device.type
     if side == "limit":
@@ -274,7 +281,7 @@ def library(side: str, workload: str, options: Options) -> str:
 
 
 def measure(workload: str, sides: Sequence[str], options: Options) -> dict[str, Any]:
-    """Seconds of every side's epochs, in turns."""
+    """Measures the epochs of every side in turns, and returns their seconds."""
     pools = {side: ProcessPoolExecutor(1, mp_context=get_context("spawn")) for side in sides}
     try:
         tokens = [pool.submit(warmed_up, side, workload, options).result() for side, pool in pools.items()]
@@ -290,7 +297,7 @@ def measure(workload: str, sides: Sequence[str], options: Options) -> dict[str, 
 
 
 def report(result: dict[str, Any]) -> list[str]:
-    """A line for each side: median time with quartiles, real tokens a second, its time over ours, and its library."""
+    """Returns a line for each side: median and quartiles of time, tokens per second, ratio to ours, and library."""
     medians = {side: statistics.median(values) for side, values in result["seconds"].items()}
     lines = []
     for side, values in result["seconds"].items():
@@ -305,7 +312,7 @@ def report(result: dict[str, Any]) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--workload", action="append", choices=WORKLOADS, help="default: all but squad128; may be repeated"
     )
@@ -334,8 +341,12 @@ def main() -> None:
     machine = environment()
     print(f"{machine['cpu']}, {machine['threads']} threads, float32 matrix library {machine['matmul_library']}")
     results = []
-    for workload in arguments.workload if arguments.workload is not None else [w for w in WORKLOADS if w != "squad128"]:
-        results.append(measure(workload, arguments.side if arguments.side is not None else ON_EVERY_DEVICE, options))
+    sides = ON_EVERY_DEVICE if arguments.side is None else arguments.side
+    workloads = arguments.workload
+    if workloads is None:
+        workloads = [name for name in WORKLOADS if name != "squad128"]
+    for workload in workloads:
+        results.append(measure(workload, sides, options))
         print("\n".join(report(results[-1])), flush=True)
     if arguments.json is not None:
         content = {"options": vars(options), "environment": machine, "results": results}

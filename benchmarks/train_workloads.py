@@ -84,7 +84,7 @@ WORKLOADS = {
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Predictor:
-    """A workload read. ``weights``: a folder with the published weights, its config as asked for."""
+    """A workload with its rows read. ``weights`` is a folder with the published weights and the wanted config."""
 
     workload: Workload
     weights: Path
@@ -101,11 +101,11 @@ class Predictor:
         return replace(self, rows=self.rows[:rows], features=features)
 
     def model(self) -> TaskModel:
-        """A fresh model of ours: the published encoder with a new head."""
+        """Returns a new model of ours: the published encoder with a new head."""
         return _model(self.workload, self.weights, self.labels)
 
     def trainer_model(self) -> Any:
-        """The same of transformers'."""
+        """Returns the same model of transformers."""
         from transformers import (
             AutoModelForQuestionAnswering,
             AutoModelForSequenceClassification,
@@ -124,8 +124,10 @@ class Predictor:
 
         tagging = self.workload.task == "token-classification"
         collator = DataCollatorForTokenClassification if tagging else DataCollatorWithPadding
-        shape: dict[str, Any] = {"padding": "max_length", "max_length": self.workload.max_length}
-        return collator(AutoTokenizer.from_pretrained(self.weights), **(shape if to_max_length else {}))
+        shape: dict[str, Any] = {}
+        if to_max_length:
+            shape = {"padding": "max_length", "max_length": self.workload.max_length}
+        return collator(AutoTokenizer.from_pretrained(self.weights), **shape)
 
 
 def _model(workload: Workload, weights: Path, labels: Sequence[str]) -> TaskModel:
@@ -136,7 +138,7 @@ def _model(workload: Workload, weights: Path, labels: Sequence[str]) -> TaskMode
 
 
 def _weights(folder: Path, shape: str, *, attention_dropout: bool) -> Path:
-    """A folder with the published weights, or with random ones of BERT-base's shape and the published tokenizer."""
+    """Makes a folder with the published weights, or with random ones of the shape of BERT-base."""
     shutil.copytree(resolve(WEIGHTS, revision=None), folder, dirs_exist_ok=True)
     if shape == "bert-base":
         from transformers import BertConfig, BertModel
@@ -185,11 +187,14 @@ def _share_of_batches(rows: Sequence[Row], lengths: Sequence[int], batch_size: i
     order = grouped(lengths, batch_size, generator=generator)
     step = round(1 / share)
     starts = range(batch_size * (step // 2), len(order), batch_size * step)  # not always the longest of a group
-    return [rows[i] for start in starts for i in order[start : start + batch_size]]
+    chosen: list[Row] = []
+    for start in starts:
+        chosen += [rows[index] for index in order[start : start + batch_size]]
+    return chosen
 
 
 def trainer_dataset(work: Predictor) -> Dataset:
-    """The same features in the form that transformers' models and collators take."""
+    """Returns the same features in the form that models and collators of transformers take."""
     return Dataset.from_list([_trainer_inputs(feature, work.workload) for feature in work.features])
 
 

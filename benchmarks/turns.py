@@ -24,7 +24,7 @@ Figures = dict[str, float]
 
 
 def in_turns(sides: Sequence[str], job: Job, repeats: int) -> dict[str, list[Figures]]:
-    """The figures of each side, turn by turn."""
+    """Returns the figures of each side, turn by turn."""
     figures: dict[str, list[Figures]] = {side: [] for side in sides}
     for _ in range(repeats):
         for side in sides:
@@ -33,7 +33,7 @@ def in_turns(sides: Sequence[str], job: Job, repeats: int) -> dict[str, list[Fig
 
 
 def _measured(job: Job) -> Figures:
-    """The figures and peaks of one process, whose caches and ``job["output"]`` lie in a folder that is removed."""
+    """Returns figures and peaks of one process. Its caches and ``job["output"]`` are in a folder that is removed."""
     with tempfile.TemporaryDirectory() as name:
         variables = os.environ | {"HF_DATASETS_CACHE": name, "OMP_NUM_THREADS": str(job["threads"])}
         command = [sys.executable, sys.argv[0], "--job", json.dumps({**job, "output": f"{name}/run"})]
@@ -43,11 +43,12 @@ def _measured(job: Job) -> Figures:
     if process.returncode != 0:
         raise SystemExit(f"{job['side']} failed")
     figures: Figures = json.loads(printed.splitlines()[-1])
+    # Linux counts ru_maxrss in kilobytes.
     return {**figures, "peak_rss_mib": usage.ru_maxrss * 1024 / MIB, "peak_anonymous_mib": anonymous / MIB}
 
 
 def report(figures: Mapping[str, Sequence[Figures]], columns: Mapping[str, str], *, baseline: str) -> list[str]:
-    """A line for each side: medians over the turns, in brackets of the baseline in the same turn.
+    """Returns a line for each side: medians over the turns, and in brackets the ratio to the baseline of the turn.
 
     Args:
         columns: names of figures and their titles.
@@ -58,6 +59,7 @@ def report(figures: Mapping[str, Sequence[Figures]], columns: Mapping[str, str],
         for name in columns:
             cell = f"{statistics.median(turn[name] for turn in turns):,.2f}".removesuffix(".00")
             if baseline in figures and side != baseline:
+                # The median of the ratios, not the ratio of the medians: both sides of a turn had the same machine.
                 pairs = zip(turns, figures[baseline], strict=True)
                 cell += f" ({statistics.median(turn[name] / other[name] for turn, other in pairs):.3f})"
             cells.append(f"{cell:>20}")

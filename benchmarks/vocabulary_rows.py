@@ -42,7 +42,7 @@ COLUMNS = {
 
 
 def save_model(folder: Path, *, layers: int, vocabulary: int) -> None:
-    """Random weights, with the embedded weights' tokenizer, which knows fewer tokens."""
+    """Saves random weights with the tokenizer of the embedded ones, which knows fewer tokens."""
     import torch
     from transformers import AutoTokenizer, XLMRobertaConfig, XLMRobertaForTokenClassification
 
@@ -65,7 +65,7 @@ def save_model(folder: Path, *, layers: int, vocabulary: int) -> None:
 
 
 def rows_of(data: Path, count: int) -> list[dict[str, Any]]:
-    """Sentences, evenly from the whole file."""
+    """Returns sentences, evenly from the whole file."""
     from bert_tasks.data.options import ReadOptions
     from bert_tasks.model.inputs import load_table
     from bert_tasks.tasks import TokenClassification
@@ -208,7 +208,7 @@ SIDES: dict[str, Callable[[Job], Figures]] = {
 
 
 def run_job(job: Job) -> None:
-    """In the fresh process: trains, and prints the figures."""
+    """Trains, and prints the figures. It is called in a fresh process."""
     limit_primitive_caches()
     import torch
 
@@ -222,7 +222,7 @@ def run_job(job: Job) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--side", action="append", choices=SIDES, help="default: all; may be repeated")
     parser.add_argument("--rows", type=int, default=640)
     parser.add_argument("--repeats", type=int, default=3)

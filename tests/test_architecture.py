@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -30,16 +31,21 @@ def files_of(pattern: str) -> list[Path]:
     return sorted(PACKAGE.glob(pattern))
 
 
-def definitions(files: Iterable[Path]) -> set[str]:
-    """The functions and classes of modules, and the members of the classes as ``Class.member``."""
+@cache
+def definitions_of(file: Path) -> frozenset[str]:
+    """The functions and classes of a module, and the members of the classes as ``Class.member``."""
     found = set[str]()
-    for file in files:
-        for node in ast.parse(file.read_text("utf-8")).body:
-            if isinstance(node, ast.FunctionDef | ast.ClassDef):
-                found.add(node.name)
-            if isinstance(node, ast.ClassDef):
-                found |= {f"{node.name}.{member}" for statement in node.body for member in members(statement)}
-    return found
+    for node in ast.parse(file.read_text("utf-8")).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            for statement in node.body:
+                found |= {f"{node.name}.{member}" for member in members(statement)}
+    return frozenset(found)
+
+
+def definitions(files: Iterable[Path]) -> set[str]:
+    return set().union(*map(definitions_of, files))
 
 
 def members(statement: ast.stmt) -> list[str]:

@@ -229,15 +229,7 @@ def api_calls(path: str, model: TaskModel) -> dict[str, Callable[[], object]]:
     }
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        pytest.param(LONG, id="name"),
-        pytest.param("y/" * 3000, id="path", marks=pytest.mark.slow),
-        pytest.param(NULL, id="null"),
-        pytest.param(SURROGATE, id="surrogate", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("path", [LONG, "y/" * 3000, NULL, SURROGATE], ids=["name", "path", "null", "surrogate"])
 def test_functions_refuse_paths_that_no_file_has(
     path: str, wordpiece_tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

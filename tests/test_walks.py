@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from bert_tasks import TaskModel
 from support.sources import Source, package_sources
-from support.walks import WALKS, Walk, follow
+from support.walks import MODEL, WALKS, Walk, follow
 
 SLACK = 1.03
 
@@ -48,10 +49,18 @@ FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 LAYOUT = {tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
 
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("walks") / "model"
+    model = TaskModel.from_pretrained(MODEL, task="sequence-classification", labels=["bad", "good"])
+    model.save_pretrained(folder)
+    return folder
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WALKS)
-def test_walk_is_short(name: str, tmp_path: Path, repository: Path) -> None:
-    walks = follow(name, tmp_path, repository / "recipes" / "data" / "feedback")
+def test_walk_is_short(name: str, tmp_path: Path, repository: Path, classifier: Path) -> None:
+    walks = follow(name, tmp_path, repository / "recipes" / "data" / "feedback", classifier)
     assert len(walks) > 0
     for part, walk in walks.items():
         limit = WALK_LIMITS[part]

@@ -35,9 +35,8 @@ def shell(line: str, *arguments: object, folder: Path, **environment: str) -> ru
 pytestmark = pytest.mark.slow  # they start processes
 
 
-@pytest.mark.parametrize("unwritable", ["2> >(exit)", "2>&-"])
-def test_training_ends_whatever_becomes_of_its_progress(recipe: Path, straight: Path, unwritable: str) -> None:
-    ended = shell(f'"$@" {unwritable}', *runs.CONSOLE, "train", recipe, folder=recipe.parent)
+def test_training_ends_whatever_becomes_of_its_progress(recipe: Path, straight: Path) -> None:
+    ended = shell('"$@" 2> >(exit)', *runs.CONSOLE, "train", recipe, folder=recipe.parent)
     assert ended.code == 0, ended
     assert runs.digests(recipe.parent / "run") == runs.digests(straight)
     assert "model: " in ended.out
@@ -126,9 +125,8 @@ def test_progress_leaves_the_terminal_before_the_result_is_told(straight: Path, 
     assert lines == ["2 predictions: out.csv"]
 
 
-@pytest.mark.parametrize("option", [["-"], []])
-def test_closed_standard_input_is_said(straight: Path, tmp_path: Path, option: list[str]) -> None:
-    ended = shell('"$@" <&-', *runs.CONSOLE, "predict", straight, *option, folder=tmp_path)
+def test_closed_standard_input_is_said(straight: Path, tmp_path: Path) -> None:
+    ended = shell('"$@" <&-', *runs.CONSOLE, "predict", straight, folder=tmp_path)
     assert ended.code == 2, ended
     assert ended.err == "error: standard input is closed. Name a file, or send rows through a pipe\n"
 

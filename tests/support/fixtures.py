@@ -6,12 +6,12 @@ They are no part of `conftest.py`, because importing them imports torch and tran
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from support.browser import Browser, open_browser
 from support.small_tokenizers import (
     train_bpe,
     train_camembert,
@@ -24,6 +24,9 @@ from support.small_tokenizers import (
     train_xlm_roberta,
 )
 from support.training_runs import save_checkpoint
+
+if TYPE_CHECKING:
+    from support.browser import Browser
 
 torch.set_num_threads(1)
 
@@ -166,7 +169,9 @@ def dropout_checkpoint(tmp_path_factory: pytest.TempPathFactory, bpe_tokenizer: 
 
 
 @pytest.fixture(scope="session")
-def browser() -> Iterator[Browser]:
+def browser() -> Iterator["Browser"]:
     """A headless Chromium; skips the test where none is installed."""
+    from support.browser import open_browser  # `make gpu` runs without selenium
+
     with open_browser() as opened:
         yield opened

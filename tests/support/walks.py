@@ -89,17 +89,18 @@ def _is_function(code: CodeType) -> bool:
     return is_named and bool(code.co_flags & inspect.CO_OPTIMIZED)  # the bodies of classes and modules are not
 
 
-def follow(name: str, folder: Path, data: Path) -> dict[str, Walk]:
+def follow(name: str, folder: Path, data: Path, model: Path) -> dict[str, Walk]:
     """Runs a walk in a new process, in this empty folder.
 
     Args:
         name: One of ``WALKS``.
         data: The folder ``recipes/data/feedback``.
+        model: The folder of a classifier.
 
     Returns:
         Names of parts of the walk, or its own name -> what ran.
     """
-    program = [sys.executable, __file__, name, str(data)]
+    program = [sys.executable, __file__, name, str(data), str(model)]
     environment = {**os.environ, "HF_HOME": str(folder / "cache")}  # no rows or features of an earlier walk
     process = subprocess.run(program, cwd=folder, capture_output=True, text=True, check=False, env=environment)
     if process.returncode != 0:
@@ -108,7 +109,7 @@ def follow(name: str, folder: Path, data: Path) -> dict[str, Walk]:
     return {part: Walk(**numbers) for part, numbers in counts.items()}
 
 
-def train(recorder: Recorder, data: Path) -> dict[str, Walk]:
+def train(recorder: Recorder, data: Path, saved: Path) -> dict[str, Walk]:
     """``bert-tasks train RECIPE`` until the first update."""
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -128,48 +129,35 @@ def train(recorder: Recorder, data: Path) -> dict[str, Walk]:
     return {"train": recorder.walk(), "row": recorder.walk(ROW_MODULES)}
 
 
-def predict_command(recorder: Recorder, data: Path) -> dict[str, Walk]:
+def predict_command(recorder: Recorder, data: Path, saved: Path) -> dict[str, Walk]:
     """``bert-tasks predict MODEL FILE -o x.jsonl``."""
-    _save_model()
     with suppress(SystemExit):
-        _run_command(recorder, "predict", "model", f"{data}/validation.csv", "-o", "x.jsonl")
+        _run_command(recorder, "predict", str(saved), f"{data}/validation.csv", "-o", "x.jsonl")
     return {"predict": recorder.walk()}
 
 
-def predict_rows(recorder: Recorder, data: Path) -> dict[str, Walk]:
+def predict_rows(recorder: Recorder, data: Path, saved: Path) -> dict[str, Walk]:
     """``model.predict([...])``."""
     from bert_tasks import TaskModel
 
-    _save_model()
-    model = TaskModel.from_pretrained("model")
+    model = TaskModel.from_pretrained(saved)
     with recorder:
         model.predict(_TEXTS)
     return {"model.predict": recorder.walk()}
 
 
-def load(recorder: Recorder, data: Path) -> dict[str, Walk]:
+def load(recorder: Recorder, data: Path, saved: Path) -> dict[str, Walk]:
     """From the file of the weights to logits."""
     import torch
 
     from bert_tasks import TaskModel
 
-    _save_model()
     with recorder:
-        TaskModel.from_pretrained("model")(torch.tensor([[101, 7592, 102]]))
+        TaskModel.from_pretrained(saved)(torch.tensor([[101, 7592, 102]]))
     return {"load": recorder.walk()}
 
 
 WALKS = {function.__name__: function for function in (train, predict_command, predict_rows, load)}
-
-
-def _save_model() -> None:
-    """Saves a classifier, in another process, so that nothing of the package is imported or cached in this one."""
-    code = (
-        "from bert_tasks import TaskModel\n"
-        f"model = TaskModel.from_pretrained({MODEL!r}, task='sequence-classification', labels=['bad', 'good'])\n"
-        "model.save_pretrained('model')"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
 def _run_command(recorder: Recorder, *arguments: str) -> None:
@@ -187,5 +175,5 @@ def _package_folder() -> Path:
 
 
 if __name__ == "__main__":
-    output = WALKS[sys.argv[1]](Recorder(_package_folder()), Path(sys.argv[2]))
+    output = WALKS[sys.argv[1]](Recorder(_package_folder()), Path(sys.argv[2]), Path(sys.argv[3]))
     print(json.dumps({part: asdict(numbers) for part, numbers in output.items()}))
