@@ -380,7 +380,7 @@ def _splits_of(
         labels: Literal["optional", "required"] = "required"
         if recipe.teacher is not None and split == "train" and has_labels(columns):
             labels = "optional"
-        role = "train" if split == "train" else "validation"
+        role: Literal["train", "validation"] = "train" if split == "train" else "validation"
         try:
             table = load_table(
                 data,

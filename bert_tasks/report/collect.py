@@ -173,13 +173,13 @@ def gather(folders: Sequence[Path], fit_rows: GivenRows | None = None) -> list[R
         names = [str(home) for home in homes]
     # The files of all runs are read before any model predicts, so that a wrong folder is found at once.
     records = [_metadata(home) for home in homes]
-    runs = []
+    gathered = []
     for home, name, metadata in zip(homes, names, records, strict=True):
         if (home / FOLDS).is_file():
-            runs.append(_cross_validation(home, name, metadata))
+            gathered.append(_cross_validation(home, name, metadata))
         else:
-            runs.append(_run(home, name, metadata, fit_rows))
-    return runs
+            gathered.append(_run(home, name, metadata, fit_rows))
+    return gathered
 
 
 def _metadata(home: Path) -> RunRecord:

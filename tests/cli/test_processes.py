@@ -40,6 +40,7 @@ with standard_streams():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 def test_buffered_text_that_cannot_be_written_changes_no_exit_code(stream: str) -> None:
     """Python would end with 120 as it cannot flush the stream."""
@@ -51,7 +52,7 @@ def test_buffered_text_that_cannot_be_written_changes_no_exit_code(stream: str) 
     assert ended.returncode == 0
 
 
-@pytest.mark.parametrize("arguments", [("--version",), ("train", "--help")])
+@pytest.mark.parametrize("arguments", [("train", "--help"), pytest.param(("--version",), marks=pytest.mark.slow)])
 def test_help_is_light(arguments: tuple[str, ...]) -> None:
     result = in_a_process("-c", HEAVY, *arguments)
     assert result.returncode == 0
@@ -59,6 +60,7 @@ def test_help_is_light(arguments: tuple[str, ...]) -> None:
     assert "bert-tasks" in result.stdout
 
 
+@pytest.mark.slow
 def test_a_recipe_is_written_and_checked_without_heavy_libraries(embedded_model: Path, tmp_path: Path) -> None:
     """The import of transformers takes more than a second, and that of the others tenths of a second."""
     rows = [f"the {number}. text of a short file,{'xy'[number % 2]}\n" for number in range(40)]
@@ -76,6 +78,7 @@ def test_a_recipe_is_written_and_checked_without_heavy_libraries(embedded_model:
     assert "pandas" not in again.stderr.split()
 
 
+@pytest.mark.slow
 def test_a_text_is_predicted_without_transformers(embedded_model: Path, tmp_path: Path) -> None:
     model = TaskModel.from_pretrained(embedded_model, task="sequence-classification", labels=["a", "b"])
     model.save_pretrained(tmp_path / "model")

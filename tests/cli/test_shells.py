@@ -10,6 +10,7 @@ import pytest
 SCRIPT = str(Path(sys.executable).with_name("bert-tasks"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "offers"),
     [
@@ -25,6 +26,7 @@ def test_commands_options_and_values_are_completed(words: str, offers: set[str])
     assert set(done.stdout.split()) == offers
 
 
+@pytest.mark.slow
 def test_no_control_characters_in_a_pipe() -> None:
     done = subprocess.run([SCRIPT, "--help"], capture_output=True, timeout=60, check=True)
     assert b"\x1b" not in done.stdout

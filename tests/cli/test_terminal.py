@@ -100,7 +100,7 @@ def test_tensors(
     assert acting(shown) == set()
 
 
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.text(st.characters(exclude_characters="\0") | st.sampled_from(HOSTILE), min_size=1))
 def test_arguments(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     for arguments in ((text,), ("check", f"{text}.toml"), ("env", f"--{text}"), ("init", "--schema", "--task", text)):

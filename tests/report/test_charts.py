@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bert_tasks.outputs.sections import Axis, Chart, Line
@@ -36,6 +36,7 @@ def test_ticks_are_few_round_steps_that_hold_the_values(low, high):
     assert 2 <= len(axis.ticks) <= 8
 
 
+@settings(max_examples=30)
 @given(
     st.lists(st.tuples(st.floats(0, 1000), st.floats(-1e6, 1e6)), min_size=1, max_size=20),
     st.floats(0, 1),

@@ -13,8 +13,10 @@ from bert_tasks.report import make_report
 from bert_tasks.report.page import signed
 from support.report_runs import HOSTILE, write_rows
 
+OTHERS = ("numbers", "choices")
 
-@pytest.mark.parametrize("name", ["classes", "numbers", "spans", "choices"])
+
+@pytest.mark.parametrize("name", ["classes", "spans", *(pytest.param(n, marks=pytest.mark.slow) for n in OTHERS)])
 def test_the_first_examples_are_explained(run_of, tmp_path, name):
     plain = make_report(run_of(name), tmp_path / "plain.html")
     asked = make_report(run_of(name), tmp_path / "page.html", explain=2)

@@ -40,7 +40,7 @@ def file_of(tmp_path):
     return write_file
 
 
-@pytest.mark.parametrize("name", kinds("choices"))
+@pytest.mark.parametrize("name", kinds("choices", "labels", "numbers", "pairs", "masks"))
 def test_figures_are_those_of_evaluate(run_of, file_of, tmp_path, name):
     data, rows = file_of(name)
     on_file = make_report(run_of(name), tmp_path / "page.html", data=data, by=["channel"]).on_file

@@ -3,6 +3,7 @@
 import csv
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_tasks import load_recipe, train
+from bert_tasks import load_recipe
 from bert_tasks.data.columns import FOLD_GROUP
 from bert_tasks.data.reading import read
 from bert_tasks.data.rows import Rows
@@ -100,14 +101,14 @@ def test_folds_no_better_than_the_most_frequent_label_carry_a_caution(
     assert "no better than" not in make_report(changed, tmp_path / "page.html").output.read_text("utf-8")
 
 
-def test_only_cross_validations_have_them(checkpoint: Path, folder: Path, tmp_path: Path) -> None:
-    train(load_recipe(write_recipe(tmp_path, checkpoint, rows=12, epochs=1)), progress=False)
+def test_only_cross_validations_have_them(run_of: Callable[[str], Path], folder: Path, tmp_path: Path) -> None:
+    run = run_of("classes")
     with pytest.raises(UsageError, match=r"Name the folder of `bert-tasks train RECIPE --folds 5`"):
-        make_report(tmp_path / "run", label_issues=tmp_path / "labels.csv")
+        make_report(run, tmp_path / "x.html", label_issues=tmp_path / "labels.csv")
     with pytest.raises(UsageError, match=r"expected a name that ends in \.csv, \.tsv or \.jsonl for the labels"):
         make_report(folder, label_issues=tmp_path / "labels.txt")
     with pytest.raises(UsageError, match="are for one run, not for 2"):
-        make_report([folder, tmp_path / "run"], tmp_path / "x.html", label_issues=tmp_path / "labels.csv")
+        make_report([folder, run], tmp_path / "x.html", label_issues=tmp_path / "labels.csv")
 
 
 def test_the_library_is_named_where_it_is_missing(

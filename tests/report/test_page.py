@@ -105,7 +105,7 @@ def test_several_runs_side_by_side(browser, run_of, tmp_path):
     assert HOSTILE not in text  # examples are those of one run
 
 
-@pytest.mark.parametrize(("sets", "filler"), [(1, "&"), (8, "\N{GRINNING FACE}"), (8, "x")])
+@pytest.mark.parametrize(("sets", "filler"), [(1, "&"), pytest.param(8, "\N{GRINNING FACE}", marks=pytest.mark.slow)])
 def test_page_stays_small_whatever_the_labels_and_sets_are(run_of, sets, filler):
     """200 labels of 10,000 characters, of which HTML needs up to five bytes each."""
     (run,) = gather([run_of("classes")])
@@ -124,6 +124,7 @@ def test_page_stays_small_whatever_the_labels_and_sets_are(run_of, sets, filler)
     assert len(comparison.encode()) < 2_000_000
 
 
+@pytest.mark.slow
 def test_page_stays_small_whatever_the_tags_are(run_of):
     (run,) = gather([run_of("tags")])
     types = [f"{number}{'&' * 5000}" for number in range(100)]

@@ -55,6 +55,7 @@ def test_draws_are_made_in_parts_and_fewer_for_many_rows(monkeypatch):
     assert fewest.p >= 1 / 1000
 
 
+@pytest.mark.slow
 def test_intervals_cover_the_value_of_the_population():
     """95 of 100 intervals hold the accuracy with which 120 rows were drawn, within the error of 300 simulations."""
     draw = np.random.default_rng(7)
@@ -65,6 +66,7 @@ def test_intervals_cover_the_value_of_the_population():
     assert 0.91 <= covered / 300 <= 0.98
 
 
+@pytest.mark.slow
 def test_p_values_of_equal_models_are_uniform(monkeypatch):
     monkeypatch.setattr("bert_tasks.report.statistics.SWAPS", 500)
     draw = np.random.default_rng(8)

@@ -15,8 +15,7 @@ SENTENCE = ["B-X", "I-X", "B-X", "O", "B-Y", "I-Y", "I-Y", "O", "B-X", "I-X"]
 LETTERS = {"E": "L", "S": "U"}
 
 
-@pytest.mark.parametrize("scheme", ["IOB1", "IOB2", "BIOES"])
-@pytest.mark.parametrize("labels", [IOB2, BIOES, BILOU], ids=["IOB2", "BIOES", "BILOU"])
+@pytest.mark.parametrize(("scheme", "labels"), [("IOB1", IOB2), ("IOB2", BIOES), ("BIOES", BILOU)])
 def test_a_calibrated_tagger_has_no_calibration_error(scheme: Scheme, labels: tuple[str, ...]) -> None:
     """Each tag is right as often as its score says; where it is wrong, mostly only its prefix is."""
     chance = random.Random(1)

@@ -34,7 +34,7 @@ def with_sets(run, names, best="accuracy"):
     return replace(run, metadata=metadata, events=events, summary=run.summary.model_copy(update={"metrics": metrics}))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(names=st.lists(st.sampled_from(NAMES), min_size=2, max_size=6, unique=True))
 def test_each_set_has_its_own_figures_and_name(run, names):
     shown = with_sets(run, names)
@@ -49,8 +49,8 @@ def test_each_set_has_its_own_figures_and_name(run, names):
     assert all(f'<th scope="col">loss on {name}</th>' in page for name in names)
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(("metric", "unit"), [("loss", "loss"), ("accuracy", "score"), ("macro_f1", "score")])
+@pytest.mark.parametrize("name", ["dev", "loss", "macro_f1"])
+@pytest.mark.parametrize(("metric", "unit"), [("loss", "loss"), ("macro_f1", "score")])
 def test_a_chart_of_several_runs_says_what_it_draws(run, name, metric, unit):
     shown = with_sets(run, [name, "other"])
     chart = runs_chart([shown, shown], metric_key(name, metric))

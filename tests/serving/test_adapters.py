@@ -30,7 +30,7 @@ from support.small_checkpoints import save_checkpoint
 from support.task_contract import unlabelled
 from support.task_examples import EXAMPLES
 
-SETTINGS: dict[str, Any] = {"epochs": 2, "batch_size": 4, "learning_rate": 1e-2, "progress": False}
+SETTINGS: dict[str, Any] = {"epochs": 1, "batch_size": 8, "learning_rate": 1e-2, "progress": False}
 LOADING: dict[str, Any] = {"task": None, "settings": None, "revision": None, "dtype": "float32"}
 TEXTS = [row["text"] for row in EXAMPLES["single"].rows]
 

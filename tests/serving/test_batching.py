@@ -22,7 +22,7 @@ from bert_tasks.outputs.prediction import Prediction
 from bert_tasks.serving import batching
 from bert_tasks.serving.batching import Batcher, QueueFullError
 from support.runs import PATIENCE
-from support.servers import SLOW, application
+from support.servers import SLOW, application, each_task
 from support.task_contract import numbers, unlabelled
 from support.task_examples import EXAMPLES
 
@@ -78,7 +78,7 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.002)
 
 
-@pytest.mark.parametrize("case", EXAMPLES)
+@pytest.mark.parametrize("case", each_task(EXAMPLES))
 def test_requests_that_run_together_get_their_own_answers(model_of: ModelOf, case: str) -> None:
     model, rows = model_of(case), unlabelled(EXAMPLES[case])
     requests = [rows[start : start + 1 + start % 3] for start in range(len(rows))] * 2

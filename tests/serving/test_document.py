@@ -64,7 +64,12 @@ async def failures(model: TaskModel, path: str) -> list[httpx2.Response]:
 
 @pytest.mark.parametrize(
     ("case", "path"),
-    [("single", "/predict"), ("pair", "/rerank"), ("embedder", "/embed"), ("embedder", "/v1/embeddings")],
+    [
+        ("single", "/predict"),
+        pytest.param("pair", "/rerank", marks=pytest.mark.slow),
+        pytest.param("embedder", "/embed", marks=pytest.mark.slow),
+        pytest.param("embedder", "/v1/embeddings", marks=pytest.mark.slow),
+    ],
 )
 def test_every_status_of_the_document_is_seen_and_has_its_schema(
     case: str, path: str, model_of: ModelOf, embedder: TaskModel

@@ -18,6 +18,7 @@ from bert_tasks.model.task_model import TaskModel
 from support.runs import PATIENCE
 from support.servers import listening
 
+KINDS = ("single", "pair", "token", "span")
 SIZE = 2**20 - 64  # just below the limit of a body
 TOGETHER = 3
 PROMISED = 0.1  # seconds
@@ -91,12 +92,11 @@ def slowest_answer(address: tuple[str, int], body: bytes) -> tuple[float, list[i
 @pytest.fixture(scope="module")
 def addresses(model_of: Callable[[str], TaskModel]) -> Iterator[dict[str, tuple[str, int]]]:
     """Objects of earlier tests are kept out of the collections of garbage, which would pass over them each time."""
-    kinds = ("single", "pair", "token", "span")
-    with listening([model_of(case) for case in kinds]) as urls:
+    with listening([model_of(case) for case in KINDS]) as urls:
         ports = [int(url.rpartition(":")[2]) for url in urls]
         gc.collect()
         gc.freeze()
-        yield {case: ("127.0.0.1", port) for case, port in zip(kinds, ports, strict=True)}
+        yield {case: ("127.0.0.1", port) for case, port in zip(KINDS, ports, strict=True)}
         gc.unfreeze()
 
 
@@ -106,9 +106,8 @@ def test_the_bodies_are_json_of_nearly_the_largest_size() -> None:
     assert json.loads(WORST["too many words"])["words"][-1] == "a"
 
 
-@pytest.mark.parametrize(
-    "case", ["token", *(pytest.param(case, marks=pytest.mark.slow) for case in ("single", "pair", "span"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("case", KINDS)
 def test_the_worst_bodies_do_not_hold_up_the_event_loop(addresses: dict[str, tuple[str, int]], case: str) -> None:
     """The best of some tries: a collection of garbage may come between."""
     slow = dict[str, float]()

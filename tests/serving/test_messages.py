@@ -65,7 +65,7 @@ def request_message(model: TaskModel, row: Mapping[str, Any]) -> str:
         ("token", "words", NO_WORDS),
     ],
 )
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=8, deadline=None)
 @given(data=st.data())
 def test_a_bad_value_has_one_message(
     case: str, column: str, values: st.SearchStrategy[Any], data: st.DataObject, model_of: ModelOf, tmp_path: Path

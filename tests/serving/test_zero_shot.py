@@ -11,7 +11,7 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.model.task_model import TaskModel
-from support.servers import SLOW, Application, application, errors_of
+from support.servers import Application, errors_of, rounded, visit
 from support.small_checkpoints import save_checkpoint
 from support.small_tokenizers import LINES
 
@@ -30,22 +30,11 @@ def model(wordpiece_tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest
 def posted(model: TaskModel, contents: list[Any], **options: Any) -> list[httpx2.Response]:
     """The responses to requests that run together."""
 
-    async def run() -> list[httpx2.Response]:
-        async with application(model, **options) as served:
-            return await asyncio.gather(*map(served.post, contents))
+    async def ask(served: Application) -> list[httpx2.Response]:
+        return await asyncio.gather(*map(served.post, contents))
 
-    return asyncio.run(run())
-
-
-def rounded(content: Any) -> Any:
-    return {
-        name: {label: pytest.approx(score, abs=1e-5) for label, score in value.items()}
-        if isinstance(value, dict)
-        else pytest.approx(value, abs=1e-5)
-        if isinstance(value, float)
-        else value
-        for name, value in content.items()
-    }
+    responses: list[httpx2.Response] = visit(model, ask, **options)
+    return responses
 
 
 def test_texts_stand_for_rows(model: TaskModel) -> None:
@@ -144,19 +133,16 @@ def test_other_models_and_explanations(model: TaskModel, model_of: Callable[[str
     async def explained(served: Application) -> httpx2.Response:
         return await served.client.post("/predict?explain=true", json={**ROW, **OPTIONS})
 
-    async def run() -> httpx2.Response:
-        async with application(model) as served:
-            return await explained(served)
-
-    assert errors_of(asyncio.run(run())) == {"query.explain": "predictions of labels in a request are not explained"}
+    assert errors_of(visit(model, explained)) == {
+        "query.explain": "predictions of labels in a request are not explained"
+    }
 
 
 def test_the_document_describes_labels(model: TaskModel) -> None:
-    async def run() -> Any:
-        async with application(model, limits=SLOW) as served:
-            return (await served.client.get("/openapi.json")).json()
+    async def ask(served: Application) -> Any:
+        return (await served.client.get("/openapi.json")).json()
 
-    document = asyncio.run(run())
+    document = visit(model, ask)
     schema = document["paths"]["/predict"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     validator = jsonschema.Draft202012Validator({**schema, "paths": document["paths"]})
     properties = {name for definition in schema["$defs"].values() for name in definition["properties"]}

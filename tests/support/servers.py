@@ -6,7 +6,7 @@ import json
 import re
 import socket
 import threading
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from math import inf
@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import pytest
 import uvicorn
+from _pytest.mark import ParameterSet
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp
 
@@ -28,6 +30,13 @@ from bert_tasks.serving.server import LOOPBACK, http_config
 from support.runs import CONSOLE, PATIENCE, Program
 
 SLOW = Limits(timeout=PATIENCE)
+# Examples whose task another example has, too. `make test` leaves them to `make test-slow`.
+VARIANTS = ("windows", "regression", "token crf", "span v2", "pair regression")
+
+
+def each_task(examples: Iterable[str]) -> list[ParameterSet]:
+    """The names of examples as parameters of a test, of which the fast suite has one for each task."""
+    return [pytest.param(name, marks=pytest.mark.slow if name in VARIANTS else ()) for name in examples]
 
 
 @dataclass(kw_only=True)
@@ -41,10 +50,10 @@ class Application:
     client: httpx2.AsyncClient
     draining: list[bool] = field(default_factory=list)
 
-    async def post(self, content: Any) -> httpx2.Response:
+    async def post(self, content: Any, path: str = "/predict") -> httpx2.Response:
         """Any content: json escapes what UTF-8 cannot say."""
         headers = {"content-type": "application/json"}
-        return await self.client.post("/predict", content=json.dumps(content).encode(), headers=headers)
+        return await self.client.post(path, content=json.dumps(content).encode(), headers=headers)
 
 
 @asynccontextmanager
@@ -69,6 +78,39 @@ async def application(
         transport = httpx2.ASGITransport(app=app, raise_app_exceptions=False)
         client = await stack.enter_async_context(httpx2.AsyncClient(transport=transport, base_url="http://localhost"))
         yield Application(app=app, gate=gate, batcher=batcher, metrics=metrics, client=client, draining=draining)
+
+
+def visit(model: EncoderWithHeads, work: Callable[[Application], Coroutine[Any, Any, Any]], **options: Any) -> Any:
+    """What ``work`` returns from a server that lives as long."""
+
+    async def run() -> Any:
+        async with application(model, **options) as served:
+            return await work(served)
+
+    return asyncio.run(run())
+
+
+def posted(model: EncoderWithHeads, *contents: Any, path: str = "/predict", **options: Any) -> list[httpx2.Response]:
+    """The responses to requests, one after the other. A content may be a pair of a path and a content."""
+
+    async def ask(served: Application) -> list[httpx2.Response]:
+        responses = []
+        for content in contents:
+            target, body = content if isinstance(content, tuple) else (path, content)
+            responses.append(await served.post(body, target))
+        return responses
+
+    responses: list[httpx2.Response] = visit(model, ask, **options)
+    return responses
+
+
+def rounded(value: Any) -> Any:
+    """Numbers to 4 digits: rows that run together are not the same to the last bit."""
+    if isinstance(value, dict):
+        return {name: rounded(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [rounded(item) for item in value]
+    return pytest.approx(value, abs=1e-4) if isinstance(value, float) else value
 
 
 @contextmanager
