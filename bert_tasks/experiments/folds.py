@@ -236,6 +236,7 @@ def train_folds(recipe: Recipe | str | Path, *, overwrite: bool = False, progres
             reused=result.reused,
         )
         runs.append(run)
+    # The folds have fitted other thresholds and weights, of which none is that of all rows.
     task, sets = trainer.model.one_task().task.without_fitted_values(), result.validation_sets
     _, metric = split_key(metric_metadata({"": task}, loaded.run, sets).best, sets)
     if metric not in runs[0].metrics:  # for example a metric of one's own, which selected the best models
@@ -309,6 +310,7 @@ def write_predictions(result: FoldsResult) -> None:
                     continue
                 key = f"{INPUT}{name}" if name in taken else name
                 cells[key] = plain(cell)
+            # First where the row is, so that a wrong label can be corrected in its file.
             line = {name: row[name] for name in ("line", "file") if name in row}
             file.write(json_line({**line, **cells, "fold": fold, **predicted}))
 

@@ -274,6 +274,7 @@ def _with_trials(recipe: Recipe, study: "Study", *, progress: bool) -> SearchRes
         total = min(total, section.grid_size())
     while True:
         result = broadcast_from_main(accelerator, _result, study, recipe)
+        # Before each trial, because the process may have been killed before it could remove those of the last one.
         broadcast_from_main(accelerator, _remove_weights, result)
         if len(result.trials) >= total or is_late:
             return result
@@ -300,7 +301,7 @@ def _run_trial(
     try:
         planned = with_changes(with_values(recipe, values), run={"output_dir": str(home)})
         result = train(planned, progress=progress, callback=callback)
-    except DivergedError as error:
+    except DivergedError as error:  # which is to be expected of the highest learning rates
         return None, f"diverged at {error}"
     except (RecipeError, UsageError) as error:  # the model or other settings reject the values
         # An error that only this process has would leave the others waiting, so it ends the search.

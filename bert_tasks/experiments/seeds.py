@@ -316,6 +316,7 @@ def train_seeds(
         if content is not None:  # a run may diverge before it has written a file
             metadata.append(content)
     metrics = metadata[0].metrics  # the same for all, because they have the same settings
+    # A fraction of the training rows is drawn with the seed of the run.
     if any(other.validation_fingerprints != metadata[0].validation_fingerprints for other in metadata[1:]):
         notes.insert(
             0,
@@ -386,6 +387,7 @@ def _earlier_runs(group: RunGroup, recipe: Recipe, notes: list[str]) -> list[See
             # The runs of this call are compared anyway.
             if metadata is None or current is None or seed in group.recipes:
                 continue
+            # Metrics of runs with other settings would not show what is due to chance.
             _check_settings(metadata, current)
             summary, failure = outputs.read_summary(folder), failures.get(str(seed))
             if summary is not None:

@@ -167,6 +167,7 @@ def remove_checkpoints(folder: Path, *, only_leftovers: bool = False) -> None:
     """
     if not folder.is_dir():
         return
+    # The run is locked, so no other process writes a checkpoint, and what looks half written is from a killed one.
     for path in folder.iterdir():
         replaced = _REPLACED.fullmatch(path.name)
         if replaced and not (folder / replaced[1]).exists():

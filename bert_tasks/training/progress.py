@@ -258,6 +258,7 @@ class MetricsLogger:
 
     def close(self) -> None:
         """Lets every tracker write its pending records."""
+        # A tuple, because a tracker that fails is removed meanwhile.
         for name, tracker in tuple(self._trackers.items()):
             with self._survived(name, "could not finish"):
                 if name == "trackio":  # accelerate would leave the run to be ended, with a message, at exit

@@ -56,7 +56,7 @@ class Record(BaseModel):
         try:
             return cls.model_validate(content)
         except ValidationError as error:
-            first = error.errors()[0]
+            first = error.errors()[0]  # one is enough, because a file of another version has many
             location = ".".join(map(str, first["loc"]))
             raise ValueError(f"{location} = {shortened(first['input'])}, {first['msg']}") from None
 

@@ -171,6 +171,9 @@ def _tuned(task: Task, values: object) -> Task:
 class FitResult(SummaryRecord):
     """The result of a run, as in ``metrics.json``.
 
+    `fit`, `train` and `Trainer.train` return it, also for a run that was complete already. A notebook shows it as a
+    table.
+
     Attributes:
         metrics, last_metrics: Metrics on the validation rows of the best model, and of the last evaluation.
         best_step, steps: Number of optimizer steps until the best model, and of all steps.
@@ -184,7 +187,10 @@ class FitResult(SummaryRecord):
         reused: True if the run was complete already, so that nothing was trained.
 
     Example:
-        >>> fit(model, "train.csv", output_dir="runs/x", epochs=1).metrics["accuracy"]
+        >>> result = fit(model, "train.csv", output_dir="runs/x", epochs=1)
+        >>> result.best_step == result.steps
+        True
+        >>> accuracy = result.metrics["accuracy"]  # on the validation rows
     """
 
     output_dir: Path = Field(exclude=True)

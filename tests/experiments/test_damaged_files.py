@@ -1,10 +1,9 @@
-"""The JSON files of runs, seeds, folds and searches: every single edit of a field is read or refused."""
+"""The JSON files of runs, seeds and folds: every single edit of a field is read or refused."""
 
 import json
+import random
 import shutil
-import sqlite3
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -15,7 +14,6 @@ from bert_tasks import load_recipe, train
 from bert_tasks.cards.card import card_text, read_run
 from bert_tasks.errors import BertTasksError, CheckpointError, UsageError
 from bert_tasks.experiments.folds import train_folds
-from bert_tasks.experiments.search import search
 from bert_tasks.experiments.seeds import train_seeds
 from bert_tasks.recipe.schema import Recipe
 from bert_tasks.report import make_report
@@ -26,7 +24,6 @@ SECTIONS = {
     "run": "",
     "seeds": "seeds = [1, 2]\n",
     "folds": "[folds]\ncount = 2\n",
-    "search": "[search]\ntrials = 2\nlearning_rate = {low = 1e-4, high = 1e-2}\n",
 }
 STATE = "checkpoints/ckpt-2/state.json"
 
@@ -57,7 +54,6 @@ def finished(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Expe
     train(folder / "run.toml", progress=False)
     train_seeds(load_recipe(folder / "seeds.toml"), progress=False)
     train_folds(folder / "folds.toml", progress=False)
-    search(folder / "search.toml", progress=False)
     return Experiments(folder)
 
 
@@ -88,8 +84,10 @@ def sign(copy: Path) -> None:
     path.write_text(json.dumps(manifest), "utf-8")
 
 
-def outcomes(finished: Experiments, folder: str, file: str, values: tuple[object, ...], copy: Path) -> dict[str, int]:
-    """The exit code of the first command that refuses each edit, else 0."""
+def outcomes(
+    finished: Experiments, folder: str, file: str, values: tuple[object, ...], copy: Path, *, sample: int | None = None
+) -> dict[str, int]:
+    """The exit code of the first command that refuses each edit, or 0. ``sample`` is the number of edits."""
     source = finished.folder / ("run" if folder == "resumed" else folder)
     is_lines = file.endswith(".jsonl")
     lines = (source / file).read_text("utf-8").splitlines() if is_lines else [(source / file).read_text("utf-8")]
@@ -97,19 +95,21 @@ def outcomes(finished: Experiments, folder: str, file: str, values: tuple[object
     for call in commands(finished, folder).values():  # without an edit
         call(copy)
     codes: dict[str, int] = {}
-    for number, line in enumerate(lines):
-        for name, content in field_edits(json.loads(line), values):
-            shutil.rmtree(copy, ignore_errors=True)
-            shutil.copytree(source, copy)
-            edited = [*lines[:number], json.dumps(content), *lines[number + 1 :]]
-            (copy / file).write_text("\n".join(edited) + "\n", "utf-8")
-            if file == STATE:
-                sign(copy)
-            for call in commands(finished, folder).values():
-                code = exit_code(lambda call=call: call(copy))  # type: ignore[misc]
-                codes[f"{number}: {name}"] = code
-                if code:
-                    break
+    edits = [(number, *edit) for number, line in enumerate(lines) for edit in field_edits(json.loads(line), values)]
+    if sample is not None:
+        edits = random.Random(0).sample(edits, sample)
+    for number, name, content in edits:
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(source, copy)
+        edited = [*lines[:number], json.dumps(content), *lines[number + 1 :]]
+        (copy / file).write_text("\n".join(edited) + "\n", "utf-8")
+        if file == STATE:
+            sign(copy)
+        for call in commands(finished, folder).values():
+            code = exit_code(lambda call=call: call(copy))  # type: ignore[misc]
+            codes[f"{number}: {name}"] = code
+            if code:
+                break
     return codes
 
 
@@ -126,10 +126,11 @@ FILES = [
 
 
 @pytest.mark.parametrize(("folder", "file"), [("run", "run.json"), ("resumed", STATE), ("folds", "folds.json")])
-def test_edits_of_a_field_are_read_or_refused(folder: str, file: str, finished: Experiments, tmp_path: Path) -> None:
-    codes = outcomes(finished, folder, file, ({},), tmp_path / "copy")
+def test_some_edits_of_a_field_are_read_or_refused(
+    folder: str, file: str, finished: Experiments, tmp_path: Path
+) -> None:
+    codes = outcomes(finished, folder, file, ({},), tmp_path / "copy", sample=6)
     assert {name: code for name, code in codes.items() if code not in (0, *REFUSED)} == {}
-    assert len(codes) > 10
     assert set(codes.values()) & set(REFUSED)
 
 
@@ -177,16 +178,4 @@ def test_the_line_and_the_checkpoint_are_named(finished: Experiments, tmp_path: 
     first, second = (copy / "metrics.jsonl").read_text("utf-8").splitlines()
     (copy / "metrics.jsonl").write_text(f'{first}\n{second[:-1]}, "metrics": 1}}\n', "utf-8")
     with pytest.raises(BertTasksError, match=r"metrics\.jsonl:2 is damaged \(metrics = 1, .* Remove the line"):
-        make_report(copy)
-
-
-def test_a_search_is_not_resumed_from_a_damaged_study(finished: Experiments, tmp_path: Path) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(finished.folder / "search", copy)
-    with closing(sqlite3.connect(copy / "study.db")) as connection:
-        connection.execute("UPDATE trial_values SET value = 'x'")
-        connection.commit()
-    with pytest.raises(CheckpointError, match=r"study\.db: the trials cannot be read or written"):
-        search(finished.recipe("search", copy), progress=False)
-    with pytest.raises(CheckpointError, match=r"study\.db: the trials cannot be read or written"):
         make_report(copy)

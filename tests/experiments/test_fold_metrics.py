@@ -13,6 +13,7 @@ from bert_tasks.metrics.squad import squad_v2_metrics
 from bert_tasks.metrics.tagging import tagging_metrics
 from bert_tasks.recipe.schema import load_recipe
 from bert_tasks.report import make_report
+from support.marks import slow_except
 from support.report_runs import write_rows
 from support.task_examples import CHOICES, CLASSES, NUMBERS, PAIRS, SENTENCES, SETS, SOME_WITHOUT_ANSWER, SPANS
 
@@ -79,7 +80,6 @@ CASES: dict[str, tuple[str, Sequence[Line], Line, Callable[[Sequence[Line]], Met
     "pairs": ("pair-classification", PAIRS, {}, classes, ({}, {})),
     "choices": ("multiple-choice", CHOICES, {}, choices, ({}, {})),
 }
-FITTED = ("answers", "sets", "tags")
 
 
 def repeated(row: Line, number: int) -> dict[str, Any]:
@@ -91,9 +91,7 @@ def repeated(row: Line, number: int) -> dict[str, Any]:
     return {**row, **named, column: f"{row[column]} n{number}"}
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in FITTED else pytest.mark.slow) for name in CASES]
-)
+@pytest.mark.parametrize("name", slow_except(CASES, "answers"))
 def test_metrics_are_those_of_the_written_predictions(name: str, checkpoint: Path, tmp_path: Path) -> None:
     task, rows, settings, naive, fitted = CASES[name]
     write_rows(tmp_path / "train.jsonl", [repeated(row, number) for number in range(REPEATS) for row in rows])

@@ -354,10 +354,10 @@ def folds(finished: tuple[FoldsResult, Recipe]) -> Path:
         ("predict", "--text", "a day"),
         ("evaluate", "new.txt"),
         ("serve",),
-        ("export", "--to", "onnx", "--output", "exported"),
-        ("embed", "new.txt"),
-        ("inspect",),
         ("push", "me/model", "--dry-run"),
+        pytest.param(("export", "--to", "onnx", "--output", "exported"), marks=pytest.mark.slow),
+        pytest.param(("embed", "new.txt"), marks=pytest.mark.slow),
+        pytest.param(("inspect",), marks=pytest.mark.slow),
     ],
 )
 def test_commands_name_one_fold(

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_tasks import load_recipe, train
@@ -67,13 +67,13 @@ def test_each_seed_is_a_run_of_its_own(folder):
 
 
 def test_finished_runs_are_reported_and_missing_ones_made(folder):
-    first = train_seeds(recipe(folder), [1, 2], progress=False)
+    first = train_seeds(recipe(folder), [1], progress=False)
     before = {path: path.stat().st_mtime_ns for path in (folder / "out").rglob("*.safetensors")}
-    again = train_seeds(recipe(folder, "run.seeds=[1, 2, 3]"), progress=False)
-    assert [run.result.reused for run in again.runs] == [True, True, False]
-    assert [run.result.metrics for run in again.runs[:2]] == [run.result.metrics for run in first.runs]
+    again = train_seeds(recipe(folder, "run.seeds=[1, 2]"), progress=False)
+    assert [run.result.reused for run in again.runs] == [True, False]
+    assert again.runs[0].result.metrics == first.runs[0].result.metrics
     assert all(path.stat().st_mtime_ns == time for path, time in before.items())
-    assert summary(folder)["seeds"] == [1, 2, 3]
+    assert summary(folder)["seeds"] == [1, 2]
     assert "complete already" in again.lines()[1]
     assert summary(folder)["notes"] == []
     repeated = train_seeds(recipe(folder), [1], overwrite=True, progress=False)
@@ -83,17 +83,17 @@ def test_finished_runs_are_reported_and_missing_ones_made(folder):
 
 def test_runs_of_other_seeds_stay_part_of_the_comparison(folder, monkeypatch):
     """Whatever seeds one command names, the folder's comparison is that of one command with all of them."""
-    expected = train_seeds(recipe(folder, f"run.output_dir={folder / 'at once'}"), [1, 2, 3], progress=False)
-    for seed in (3, 1, 2):
+    expected = train_seeds(recipe(folder, f"run.output_dir={folder / 'at once'}"), [1, 2], progress=False)
+    for seed in (2, 1):
         result = train_seeds(recipe(folder), [seed], progress=False)
-    assert [run.seed for run in result.runs] == summary(folder)["seeds"] == [1, 2, 3]
+    assert [run.seed for run in result.runs] == summary(folder)["seeds"] == [1, 2]
     assert result.metrics == expected.metrics
-    assert result.lines()[4:-1] == expected.lines()[4:-1]
+    assert result.lines()[3:-1] == expected.lines()[3:-1]
     assert summary(folder)["notes"] == []
     monkeypatch.setattr(module, "train", diverging(2))
     assert [run.seed for run in train_seeds(recipe(folder), [2], overwrite=True, progress=False).failed] == [2]
     monkeypatch.setattr(module, "train", train)
-    assert [run.seed for run in train_seeds(recipe(folder), [1], progress=False).runs] == [1, 3]
+    assert [run.seed for run in train_seeds(recipe(folder), [1], progress=False).runs] == [1]
     assert (
         "the run of seed 2 does not count. It has other settings (optim.epochs, optim.learning_rate)"
         in summary(folder)["notes"]
@@ -116,20 +116,6 @@ def test_runs_that_cannot_be_compared_are_left_out(folder):
     result = train_seeds(diverging_recipe, [2], progress=False)
     assert [run.seed for run in result.runs] == [2]
     assert "the run of seed 1 does not count. It is not finished. Train with that seed to resume it" in result.notes
-
-
-def test_an_interrupted_run_goes_on(folder, monkeypatch):
-    def stop(*arguments, **options):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr("bert_tasks.training.evaluation.evaluate_samples", stop)
-        with pytest.raises(KeyboardInterrupt):
-            train_seeds(recipe(folder), [1, 2], progress=False)
-    assert (folder / "out" / "seed-1" / "run.json").exists()
-    with pytest.raises(UsageError, match=r"seed-1 holds an unfinished run that differs in optim\.batch_size"):
-        train_seeds(recipe(folder, "optim.batch_size=2"), [1], progress=False)
-    assert [run.result.reused for run in train_seeds(recipe(folder), [1], progress=False).runs] == [False]
 
 
 def test_a_run_that_diverges_does_not_stop_the_others(folder, monkeypatch):
@@ -187,12 +173,6 @@ def test_a_folder_of_something_else_is_refused(folder, content):
         with pytest.raises(UsageError, match=expected):
             call(recipe(folder), [1])
     assert [path.name for path in (folder / "out").iterdir()] == [content]
-
-
-def test_a_file_in_the_way_is_refused(folder):
-    (folder / "out").write_text("mine", "utf-8")
-    with pytest.raises(UsageError, match="is a file"):
-        train_seeds(recipe(folder), [1])
 
 
 def test_the_folder_of_the_last_seed_is_looked_at_first(folder):
@@ -269,6 +249,7 @@ def test_spread_of_four_runs():
     assert list(spreads(runs)) == ["accuracy", "loss"]
 
 
+@settings(max_examples=20)
 @given(st.lists(st.floats(-1, 1), min_size=2, max_size=9))
 def test_spread_is_that_of_the_statistics_module(values):
     spread = spreads([run_of(seed, f1=value) for seed, value in enumerate(values)])["f1"]

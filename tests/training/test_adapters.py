@@ -17,6 +17,7 @@ from bert_tasks.tasks import MaskedLanguageModeling, ReplacedTokens
 from bert_tasks.training.objectives import Supervised
 from bert_tasks.training.optim import freeze_encoder
 from bert_tasks.training.step import OptimizerSteps
+from support.marks import slow_except
 from support.meta_device import on_meta_device
 from support.process_scenarios import SMALL
 from support.runs import run as run_program
@@ -138,7 +139,7 @@ def test_micro_batches_and_gradient_checkpointing_change_nothing(wide_checkpoint
     assert distance(whole, trained(wide_checkpoint, lora_alpha=4.0)) == 0
 
 
-@pytest.mark.parametrize("case", EXAMPLES)
+@pytest.mark.parametrize("case", slow_except(EXAMPLES, "token crf", "choice"))
 def test_every_task_trains_the_adapters_and_its_head_alone(wide_checkpoint: Path, case: str) -> None:
     example = EXAMPLES[case]
     model = load_model(wide_checkpoint, example.task)

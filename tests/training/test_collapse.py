@@ -8,6 +8,7 @@ import pytest
 from bert_tasks import fit
 from bert_tasks.cli import main
 from bert_tasks.report import make_report
+from support.marks import slow_except
 from support.recipes import write_csv, write_with_data
 from support.task_examples import EXAMPLES
 from support.training_runs import load_model, make_rows
@@ -21,7 +22,7 @@ ALIKE = {
 OPTIONS = {"batch_size": 4, "learning_rate": 3e-3, "warmup_ratio": 0.0, "weight_decay": 0.0, "progress": False}
 
 
-@pytest.mark.parametrize("name", ALIKE)
+@pytest.mark.parametrize("name", slow_except(ALIKE, "single"))
 def test_a_run_that_predicts_one_label_says_so_and_a_healthy_one_nothing(name, checkpoint, tmp_path, capfd):
     change, said = ALIKE[name]
     rows = list(EXAMPLES[name].rows)

@@ -19,6 +19,7 @@ from bert_tasks.recipe.check import check, prepare
 from bert_tasks.recipe.schema import OptimSection, resolved_toml, with_values
 from bert_tasks.training.run import build_trainer, dry_run
 from bert_tasks.training.sampling import SampleOrder, drawn_counts
+from support.marks import slow_except
 from support.small_checkpoints import edit_config, save_checkpoint
 from support.task_examples import CLASSES, SENTENCES
 from support.training_runs import make_steps
@@ -177,31 +178,19 @@ def test_fit_takes_rows_by_task(folder: Path) -> None:
     assert {"topic.accuracy", "slots.overall_f1"} <= again.metrics.keys()  # validation rows are split off of each
 
 
-@pytest.mark.parametrize(
-    ("rows", "sets", "message"),
-    [
-        ({"topic": TOPICS}, None, "fit: train needs the rows of each of the tasks slots, topic, by their names"),
-        ({"topic": TOPICS, "slots": SLOTS}, TOPICS, "fit: validation needs the rows of each of the tasks"),
-        ({"topic": TOPICS, "slots": SLOTS}, {"topic": TOPICS}, "fit: validation needs the rows of each of the tasks"),
-    ],
-)
-def test_missing_rows_of_tasks_are_named(rows: Any, sets: Any, message: str, folder: Path) -> None:
-    model = MultiTaskModel.from_pretrained(folder / "base", tasks=TASKS)
-    with pytest.raises(UsageError, match=message):
-        fit(model, rows, sets, output_dir=folder / "out", **SETTINGS)
-
-
-def test_rows_by_task_are_of_a_model_of_several(folder: Path) -> None:
-    model = TaskModel.from_pretrained(folder / "base", task="sequence-classification")
+def test_wrong_rows_of_tasks_are_named(folder: Path) -> None:
+    model, both = load(folder), {"topic": TOPICS, "slots": SLOTS}
+    wrong: dict[str, tuple[Any, Any]] = {
+        "fit: train needs the rows of each of the tasks slots, topic, by their names": ({"topic": TOPICS}, None),
+        "fit: validation needs the rows of each of the tasks": (both, {"topic": TOPICS}),
+        f"train of topic:{len(TOPICS) + 1}": ({**both, "topic": [*TOPICS, {"topic": "low"}]}, both),
+    }
+    for message, (rows, sets) in wrong.items():
+        with pytest.raises((UsageError, DataError), match=message):
+            fit(model, rows, sets, output_dir=folder / "out", **SETTINGS)
+    one = TaskModel.from_pretrained(folder / "base", task="sequence-classification")
     with pytest.raises(UsageError, match="the model has one task"):
-        fit(model, {"topic": TOPICS}, output_dir=folder / "out", **SETTINGS)
-
-
-def test_wrong_rows_in_memory_are_named(folder: Path) -> None:
-    model = MultiTaskModel.from_pretrained(folder / "base", tasks=TASKS)
-    rows = {"topic": [*TOPICS, {"topic": "low"}], "slots": SLOTS}
-    with pytest.raises(DataError, match=rf"train of topic:{len(TOPICS) + 1}"):
-        fit(model, rows, rows, output_dir=folder / "out", **SETTINGS)
+        fit(one, {"topic": TOPICS}, output_dir=folder / "out", **SETTINGS)
 
 
 @pytest.mark.parametrize(
@@ -356,7 +345,7 @@ def model_with(
     return model
 
 
-@pytest.mark.parametrize("case", FILES)
+@pytest.mark.parametrize("case", slow_except(FILES, "own_names", "words", "conll"))
 def test_one_task_of_a_model_reads_the_files_that_trained_it(case: str, folder: Path) -> None:
     name, columns, file, content, options, rows = FILES[case]
     model = model_with(folder, name, columns, rows)

@@ -13,6 +13,7 @@ from bert_tasks.data.options import ReadingArguments, ReadOptions
 from bert_tasks.errors import DataError, RecipeError, UsageError
 from bert_tasks.export import export
 from bert_tasks.model.hf_names import HF_ARGUMENTS
+from support.marks import slow_except
 from support.training_runs import LABELS, distance, load_model, make_rows, weights_of
 
 QUICK = {"epochs": 1, "batch_size": 8, "learning_rate": 1e-3, "progress": False}
@@ -51,7 +52,7 @@ def plain(checkpoint, tmp_path_factory):
     return weights_of(model), result.metrics
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", slow_except(FORMS, "frame", "file"))
 def test_the_form_of_the_rows_changes_nothing(checkpoint, tmp_path, plain, form):
     train, validation = (FORMS[form](rows, tmp_path) for rows in (ROWS, OTHERS))
     reading = {"delimiter": "|", "encoding": "utf-16"} if form == "file" else {}
@@ -62,8 +63,7 @@ def test_the_form_of_the_rows_changes_nothing(checkpoint, tmp_path, plain, form)
     assert evaluate(saved, validation, **reading) == result.metrics
 
 
-@pytest.mark.parametrize("names", [("False", "True"), ("0", "1")])
-@pytest.mark.parametrize("form", ["frame", "records"])
+@pytest.mark.parametrize(("names", "form"), [(("False", "True"), "frame"), (("0", "1"), "records")])
 def test_labels_that_pandas_reads_as_numbers_are_those_of_the_file(checkpoint, tmp_path, names, form):
     for name, rows in (("train", ROWS), ("dev", OTHERS)):
         named = [{**row, "label": names[LABELS.index(row["label"])]} for row in rows]
@@ -105,7 +105,7 @@ def test_what_holds_no_rows_is_named(checkpoint, tmp_path, rows, said):
         fit(load_model(checkpoint), rows, OTHERS, output_dir=tmp_path, **QUICK)
 
 
-@pytest.mark.parametrize("form", ["frame", "dataset", "rows", "file"])
+@pytest.mark.parametrize("form", slow_except(["frame", "rows", "file"], "frame"))
 def test_a_column_of_splits_divides_the_rows(checkpoint, tmp_path, plain, form):
     tests = make_rows(5, seed=2)
     split = [*(["train"] * len(ROWS)), *(["dev"] * len(OTHERS)), *(["test"] * len(tests))]
@@ -114,8 +114,8 @@ def test_a_column_of_splits_divides_the_rows(checkpoint, tmp_path, plain, form):
     if form == "file":
         data = tmp_path / "all.csv"
         pd.DataFrame(rows).to_csv(data, index=False)
-    elif form != "rows":
-        data = pd.DataFrame(rows) if form == "frame" else Dataset.from_list(rows)
+    elif form == "frame":
+        data = pd.DataFrame(rows)
     model = load_model(checkpoint)
     result = fit(model, data, output_dir=tmp_path / "run", split_column="split", **QUICK)
     assert (distance(weights_of(model), plain[0]), result.metrics) == (0, plain[1])
@@ -179,15 +179,6 @@ def test_hints_name_arguments_that_exist():
     named = [ours.partition("=")[0].partition(",")[0].partition(".")[0] for ours in HF_ARGUMENTS.values()]
     unknown = {name for name in named if name not in shown and not name[0].isupper()}
     assert unknown == {f"the setting {name} of the model's task" for name in ("label_smoothing", "max_length")}
-
-
-def test_the_report_holds_what_that_of_a_recipe_holds(checkpoint, tmp_path):
-    fit(load_model(checkpoint), ROWS, {"near": OTHERS, "far": ROWS[:6]}, output_dir=tmp_path, report=True, **QUICK)
-    page = (tmp_path / "report.html").read_text("utf-8")
-    assert "keeps no recipe" not in page
-    for phrase in ("Confusion", "Expected calibration error", "near", "far", "positive"):
-        assert phrase in page
-    assert not (tmp_path / "checkpoints" / "report.html").exists()
 
 
 def test_the_callback_sees_every_line_that_is_recorded(checkpoint, tmp_path):

@@ -12,6 +12,7 @@ from bert_tasks.tasks import MaskedLanguageModeling
 from bert_tasks.training.loop import Trainer
 from bert_tasks.training.objectives import Supervised
 from bert_tasks.training.step import OptimizerSteps
+from support.marks import slow_except
 from support.runs import digests, events
 from support.small_checkpoints import save_checkpoint
 from support.small_tokenizers import LINES
@@ -45,7 +46,7 @@ def trainer(folder, output, settings):
     )
 
 
-@pytest.mark.parametrize("settings", SETTINGS, ids=["words", "pairs"])
+@pytest.mark.parametrize("settings", slow_except(SETTINGS, SETTINGS[1]))
 def test_a_stopped_run_ends_with_the_same_bits(folder, tmp_path, monkeypatch, settings):
     trainer(folder, tmp_path / "straight", settings).train(progress=False)
     with monkeypatch.context() as patch:
@@ -72,8 +73,7 @@ class Recording(Supervised):
         return masked_features
 
 
-@pytest.mark.parametrize("settings", SETTINGS, ids=["words", "pairs"])
-@pytest.mark.parametrize("masking", ["dynamic", "static"])
+@pytest.mark.parametrize(("settings", "masking"), [(SETTINGS[0], "dynamic"), (SETTINGS[1], "static")])
 def test_neither_batches_nor_micro_batches_change_a_mask(folder, settings, masking):
     seen = []
     for batch_size, micro_batch_tokens in ((8, 16384), (3, 50)):

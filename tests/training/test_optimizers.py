@@ -11,6 +11,7 @@ import torch
 
 from bert_tasks import TrainerCallback, fit, load_recipe, train
 from bert_tasks.errors import RecipeError, UsageError
+from support.marks import slow_except
 from support.runs import digests, events
 from support.stopped_runs import run, stopped
 from support.training_runs import load_model, make_rows, make_steps, weights_of
@@ -94,7 +95,7 @@ optim = {{optimizer = "{lion}", epochs = 1, batch_size = 8}}
     assert json.loads((tmp_path / "run" / "run.json").read_text("utf-8"))["settings"]["optim.optimizer"] == lion
 
 
-@pytest.mark.parametrize("case", ["single", "adapters"])
+@pytest.mark.parametrize("case", slow_except(["single", "adapters"], "single"))
 def test_a_stopped_run_ends_with_the_same_bits(dropout_checkpoint, tmp_path, lion, case):
     run(tmp_path / "whole", dropout_checkpoint, case, optimizer=lion)
     stopped(4, tmp_path / "run", dropout_checkpoint, case, optimizer=lion)

@@ -1,4 +1,4 @@
-"""Two processes on a CPU give what one gives, by torchrun; and what other launchers do."""
+"""Two processes on a CPU give what one gives, by torchrun; and what other launchers do. test_steps.py simulates two."""
 
 import json
 import re
@@ -8,11 +8,11 @@ from collections import Counter
 import pytest
 import torch
 
-from bert_tasks.distributed import disagreements
 from support import process_scenarios, runs
 from support.process_scenarios import DTYPES, EVALUATED, SEVERAL_TERMS, several_terms
 from support.training_runs import distance, make_rows
 
+pytestmark = pytest.mark.slow  # real processes
 TOLERANCE = {"torch.float64": 1e-12, "torch.float32": 1e-6}
 
 
@@ -160,20 +160,6 @@ def test_processes_that_disagree_do_not_train(single_process, two, topic, messag
     assert not (two[0]["folder"].parent / topic / "run.json").exists()
 
 
-def test_differences_are_named_with_the_processes_that_have_them():
-    settings = [
-        {"settings.labels": "[0, 1]", "seed": "1"},
-        {"settings.labels": "[1, 0]", "seed": "1", "new": "2"},
-        {"settings.labels": "[1, 0]", "seed": "1"},
-    ]
-    assert disagreements(settings) == {
-        "settings.labels": "settings.labels ([0, 1] on process 0, but [1, 0] on processes 1, 2)",
-        "new": "new (not set on processes 0, 2, but 2 on process 1)",
-    }
-    assert disagreements(settings[1:2] * 3) == {}
-
-
-@pytest.mark.slow
 def test_the_command_line_trains_and_evaluates_on_two_processes(tmp_path, checkpoint):
     """Each process collects the labels, which are equal numbers, with its own PYTHONHASHSEED."""
     recipe = runs.write_recipe(tmp_path, checkpoint, rows=12, epochs=1)
@@ -194,7 +180,6 @@ def test_the_command_line_trains_and_evaluates_on_two_processes(tmp_path, checkp
     assert "this run was already complete" in launch(*runs.TORCHRUN, "train", recipe)
 
 
-@pytest.mark.slow
 def test_two_processes_diverge_together(tmp_path, checkpoint):
     options = ("--set", "optim.learning_rate=1e30", "--set", "optim.epochs=9")
     ended = runs.run([*runs.TORCHRUN, "train", runs.write_recipe(tmp_path, checkpoint), *options], folder=tmp_path)
@@ -203,7 +188,6 @@ def test_two_processes_diverge_together(tmp_path, checkpoint):
     assert "exitcode  : 5" in ended.err
 
 
-@pytest.mark.slow
 def test_accelerate_launch_on_a_cpu_starts_one_process(tmp_path, checkpoint):
     """``--num_processes`` is without effect there: the run is a correct one of one process."""
     launcher = (sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "-m", "bert_tasks")

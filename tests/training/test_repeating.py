@@ -6,10 +6,11 @@ import pytest
 
 from bert_tasks.recipe.schema import load_recipe
 from bert_tasks.training.run import train
+from support.marks import slow_except
 from support.runs import digests, events, write_recipe
 
 
-@pytest.mark.parametrize("precision", ["no", "bf16"])
+@pytest.mark.parametrize("precision", slow_except(["no", "bf16"], "no"))
 def test_recipe_of_a_run_gives_its_bits(precision: str, dropout_checkpoint: Path, tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path, dropout_checkpoint, rows=24, epochs=2)
     text = recipe.read_text("utf-8").replace("[run]", f'mixed_precision = "{precision}"\n[run]')

@@ -59,10 +59,11 @@ def straight(dropout_checkpoint, tmp_path_factory):
 
 
 def kinds_and_steps():
-    """All pairs: `make test` stops each kind after one step."""
-    for index, case in enumerate(KINDS):
+    """All pairs: `make test` stops some kinds, which differ in what a checkpoint holds, after one step each."""
+    fast = {("single", 1), ("several", 2), ("adapters", 3), ("masked", 5)}
+    for case in KINDS:
         for step in range(1, STEPS):
-            yield pytest.param(case, step, marks=() if step == 1 + index % (STEPS - 1) else pytest.mark.slow)
+            yield pytest.param(case, step, marks=() if (case, step) in fast else pytest.mark.slow)
 
 
 @pytest.mark.parametrize(("case", "step"), list(kinds_and_steps()))
@@ -99,6 +100,7 @@ def test_a_stopped_run_in_bfloat16_ends_with_the_same_bits(dropout_checkpoint, t
     assert_resumes(tmp_path, dropout_checkpoint, mixed_precision="bf16")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["single", "masked"])
 def test_a_stopped_run_with_two_threads_ends_with_the_same_bits(dropout_checkpoint, tmp_path, two_threads, case):
     assert_resumes(tmp_path, dropout_checkpoint, case)
@@ -304,7 +306,6 @@ def test_a_death_while_the_folder_is_opened_is_no_obstacle(dropout_checkpoint, t
         ([(0.9, 1.0), (0.1, 1.0)], 3),
         # Equal values are decided by the loss.
         ([(0.5, 0.1), (0.5, 0.5)], 3),
-        ([(0.5, 0.9), (0.5, 0.5)], 6),
         ([(0.5, math.inf), (0.5, 0.5)], 6),
     ],
 )
@@ -366,7 +367,7 @@ def test_another_machine_is_reported(dropout_checkpoint, tmp_path, capfd):
 
 
 def test_more_patience_goes_on_with_a_run_that_stopped_early(dropout_checkpoint, tmp_path):
-    patient = {"epochs": 12, "learning_rate": 1e-9}
+    patient = {"epochs": 5, "learning_rate": 1e-9}
     _, first = run(tmp_path / "run", dropout_checkpoint, early_stopping_patience=1, **patient)
     assert first.stopped_early
     _, second = run(tmp_path / "run", dropout_checkpoint, early_stopping_patience=3, **patient)
@@ -403,13 +404,13 @@ def test_other_settings_rows_labels_or_models_are_refused(dropout_checkpoint, ch
 
 
 def test_the_newest_and_the_best_checkpoints_are_kept(dropout_checkpoint, tmp_path, monkeypatch):
-    values = iter([0.1, 0.2, 0.9, *[0.3] * 7])
+    values = iter([0.1, 0.2, 0.9, 0.3, 0.3])
     monkeypatch.setattr(loop, "rank_of", lambda *_: (next(values), 1.0))
-    run(tmp_path / "run", dropout_checkpoint, epochs=10, batch_size=8, keep_last=2)
-    assert names(tmp_path / "run") == ["best", "ckpt-10", "ckpt-3", "ckpt-9", "latest"]
+    run(tmp_path / "run", dropout_checkpoint, epochs=5, batch_size=8, keep_last=1)
+    assert names(tmp_path / "run") == ["best", "ckpt-3", "ckpt-5", "latest"]
     pointers = [(tmp_path / "run" / "checkpoints" / name).read_text("utf-8") for name in ("best", "latest")]
-    assert pointers == ["ckpt-3\n", "ckpt-10\n"]
-    for step in (3, 9, 10):
+    assert pointers == ["ckpt-3\n", "ckpt-5\n"]
+    for step in (3, 5):
         assert read_weights(tmp_path / "run" / "checkpoints", step)
 
 

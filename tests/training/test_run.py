@@ -83,14 +83,6 @@ def test_overwrite_repeats_a_finished_run(folder):
     assert train(changed, overwrite=True, progress=False).steps == 4
 
 
-def test_changed_rows_are_noticed_on_a_finished_run(folder):
-    train(recipe(folder, "optim.epochs=1"), progress=False)
-    write_csv(folder / "train.csv", make_rows(20, seed=3))
-    message = r"finished run that differs in the rows of train\. .*overwrite=True"
-    with pytest.raises(UsageError, match=message):
-        train(recipe(folder, "optim.epochs=1"), progress=False)
-
-
 def test_an_unfinished_run_goes_on(folder, monkeypatch):
     def stop(*arguments, **options):
         raise KeyboardInterrupt

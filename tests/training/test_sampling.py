@@ -14,7 +14,7 @@ from transformers import get_scheduler
 from bert_tasks.data.features import longest_first, token_batches
 from bert_tasks.training import sampling
 
-quick = settings(max_examples=60, deadline=None, database=None)
+quick = settings(max_examples=25, deadline=None, database=None)
 
 
 def random_lengths(count, seed):

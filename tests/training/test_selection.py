@@ -10,17 +10,14 @@ from hypothesis import strategies as st
 
 from bert_tasks import fit
 from bert_tasks.errors import UsageError
-from bert_tasks.metrics.classification import ranking_metrics
-from bert_tasks.metrics.squad import squad_v2_metrics
 from bert_tasks.recipe.schema import RunSection
 from bert_tasks.report.charts import loss_chart
 from bert_tasks.report.collect import gather
-from bert_tasks.tasks import PairClassification, SpanExtraction
 from bert_tasks.tasks.sequence_classification import SequenceClassification
 from bert_tasks.tasks.token_classification import TokenClassification
 from bert_tasks.training.evaluation import metric_metadata, rank_of
 from bert_tasks.training.state import TrainerState
-from support.training_runs import LABELS, TASK, load_model, make_rows
+from support.training_runs import TASK, load_model, make_rows
 
 TAGGER = TokenClassification.of(labels=("O", "B-loss", "B-invalid_transitions"))
 SETS = ("dev", "dev_strict")
@@ -73,15 +70,6 @@ def test_the_best_has_the_highest_value_then_the_lowest_loss_then_came_first(eva
     assert state.best_collapse == str(state.best_step)
 
 
-def test_what_counts_faults_is_declared_by_the_task():
-    assert metric_metadata({"": TASK}, RunSection(), SETS).lower_is_better == ["ece", "loss"]
-    assert metric_metadata({"": TAGGER}, RunSection(), SETS).lower_is_better == [
-        "ece",
-        "invalid_transitions",
-        "loss",
-    ]
-
-
 def test_sets_whose_names_begin_alike_are_told_apart_in_the_run_and_its_report(checkpoint, tmp_path):
     rows = {"dev": make_rows(6, seed=1), "dev_strict": make_rows(5, seed=2)}
     settings = {"epochs": 1, "batch_size": 8, "progress": False, "metric_for_best_model": "dev_strict/accuracy"}
@@ -100,15 +88,6 @@ def test_ambiguous_names_of_sets_are_refused_before_training(checkpoint, tmp_pat
     with pytest.raises(UsageError, match=f"validation sets are .'dev', '{name}'., expected .*without '/' in names"):
         fit(load_model(checkpoint), make_rows(8), sets, output_dir=tmp_path / "run", epochs=1, progress=False)
     assert not (tmp_path / "run").exists()
-
-
-def test_counts_and_thresholds_are_declared_by_the_task():
-    golds, guesses = [["noon"], []], ["noon", "rain"]
-    metrics = squad_v2_metrics(golds, guesses, [0.5, 1.5])
-    assert {"total", "HasAns_total", "best_f1_thresh"} < SpanExtraction.of().output.neutral_metrics <= metrics.keys()
-    pairs = PairClassification.of(labels=LABELS)
-    assert pairs.output.neutral_metrics < ranking_metrics(["a"], [True], [0.5]).keys()
-    assert TASK.output.neutral_metrics == TAGGER.output.neutral_metrics == frozenset()
 
 
 def test_a_state_without_values_comes_back_from_json() -> None:

@@ -19,6 +19,7 @@ from bert_tasks.training.optim import set_sparse_gradients
 from bert_tasks.training.sampling import learning_rate_factor
 from bert_tasks.training.step import MOST_OVERFLOWS, StepPlan, StepResult, read_step_metrics
 from support.hf_models import FAMILIES, hf_config
+from support.marks import slow_except
 from support.small_checkpoints import tokenizer_of
 from support.sources import package_sources
 from support.training_runs import (
@@ -62,7 +63,7 @@ def trained(checkpoint, *, micro_batch_tokens, dtype=torch.float64, task=WEIGHTE
     return weights_of(model), [log.loss for log in logs]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", slow_except(FAMILIES, "bert"))
 def test_gradients_of_two_threads_are_the_same_bits_each_time(by_kind, two_threads, family):
     """With dropout wherever a family has it: embeddings, attention of every kind, feed-forward, heads."""
     tokenizer = tokenizer_of(family, by_kind)
@@ -88,7 +89,11 @@ def test_the_steps_of_an_epoch_and_of_the_warm_up_are_rounded_up(wide_checkpoint
 
 @pytest.mark.parametrize(
     ("dtype", "tolerance", "micro_batch_tokens", "gamma"),
-    [(torch.float64, 1e-12, 1, 0.0), (torch.float64, 1e-12, 40, 2.0), (torch.float32, 1e-6, 40, 0.0)],
+    [
+        (torch.float64, 1e-12, 40, 2.0),
+        pytest.param(torch.float64, 1e-12, 1, 0.0, marks=pytest.mark.slow),
+        pytest.param(torch.float32, 1e-6, 40, 0.0, marks=pytest.mark.slow),
+    ],
 )
 def test_micro_batches_change_no_weight(wide_checkpoint, dtype, tolerance, micro_batch_tokens, gamma):
     options = {"dtype": dtype, "task": WEIGHTED_TASK.with_settings(focal_gamma=gamma)}
@@ -221,6 +226,43 @@ def test_a_process_without_rows_adds_nothing_but_takes_part(wide_checkpoint):
     (term,) = steps.backward(0, [4, 5])
     assert (term.total, term.count) == (0, 0)
     assert not any(parameter.grad.to_dense().any() for parameter in model.parameters())
+
+
+def test_two_processes_have_the_loss_and_the_gradient_of_one(wide_checkpoint):
+    """Each computes a part of the batch. DDP takes the mean of the gradients, and the totals and counts are summed."""
+    rows, batch = make_rows(9, unlabelled=(2, 5)), list(range(9))
+
+    def steps_of(rank, processes):
+        model = load_model(wide_checkpoint, WEIGHTED_TASK).double()
+        steps = make_steps(model, rows, batch_size=9, max_grad_norm=0.1, vocabulary_rows="all")
+        steps.optimizer.step = lambda *_: None  # the gradients are compared
+        steps.accelerator = SimpleNamespace(
+            process_index=rank,
+            num_processes=processes,
+            device=torch.device("cpu"),
+            backward=lambda loss: loss.backward(),
+        )
+        steps.accelerator.reduce = lambda tensor, reduction: tensor
+        return steps, steps.backward(0, batch)
+
+    def gradients_of(steps):
+        return [parameter.grad.to_dense() for parameter in steps.objective.parameters()]
+
+    single, terms = steps_of(0, 1)
+    expected = single.update(0, batch, terms, stop=True).values
+    ranks = [steps_of(rank, 2) for rank in (0, 1)]
+    (first, of_first), (_, of_second) = ranks
+    assert of_first[0].count != of_second[0].count
+    for parameter, *gradients in zip(
+        first.objective.parameters(), *(gradients_of(each) for each, _ in ranks), strict=True
+    ):
+        parameter.grad = torch.stack(gradients).mean(dim=0)
+    other = torch.stack([of_second[0].total, of_second[0].count, torch.zeros(())])
+    first.accelerator.reduce = lambda tensor, reduction: tensor + other
+    assert first.update(0, batch, of_first, stop=True).values.tolist() == pytest.approx(expected.tolist(), rel=1e-12)
+    assert expected[1] > 0.1  # they were clipped
+    for gradient, of_one in zip(gradients_of(first), gradients_of(single), strict=True):
+        torch.testing.assert_close(gradient, of_one, rtol=1e-9, atol=1e-15)
 
 
 def test_groups_follow_the_schedule_from_their_own_rates(checkpoint):

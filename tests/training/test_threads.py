@@ -1,4 +1,4 @@
-"""When a run is told that its threads outnumber the cores, and what of the machine that rests on."""
+"""What the processes of a run are told: that their threads outnumber the cores, and what they disagree on."""
 
 import os
 import re
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bert_tasks import fit
-from bert_tasks.distributed import thread_hint, usable_cores
+from bert_tasks.distributed import disagreements, thread_hint, usable_cores
 from bert_tasks.training import state
 from support.training_runs import load_model, make_rows
 
@@ -46,3 +46,16 @@ def test_a_run_is_told_once_at_its_start(checkpoint, tmp_path, monkeypatch, capf
     monkeypatch.setattr(state, "usable_cores", lambda: cores)
     fit(load_model(checkpoint), make_rows(4), make_rows(2), output_dir=tmp_path / "run", epochs=1)
     assert capfd.readouterr().err.count("threads share 0.5 cores") == times
+
+
+def test_differences_are_named_with_the_processes_that_have_them():
+    settings = [
+        {"settings.labels": "[0, 1]", "seed": "1"},
+        {"settings.labels": "[1, 0]", "seed": "1", "new": "2" * 90},
+        {"settings.labels": "[1, 0]", "seed": "1"},
+    ]
+    assert disagreements(settings) == {
+        "settings.labels": "settings.labels ([0, 1] on process 0, but [1, 0] on processes 1, 2)",
+        "new": f"new (not set on processes 0, 2, but {'2' * 77}... on process 1)",
+    }
+    assert disagreements(settings[1:2] * 3) == {}

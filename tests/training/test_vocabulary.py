@@ -20,6 +20,7 @@ from bert_tasks.training.distillation import Distillation
 from bert_tasks.training.objectives import Supervised
 from bert_tasks.training.run import make_objective
 from bert_tasks.training.vocabulary import TrainedVocabulary, remap_moment, token_ids
+from support.marks import slow_except
 from support.stopped_runs import run, stopped
 from support.training_runs import LABELS, load_model, make_rows, make_steps, walk, weights_of
 
@@ -48,12 +49,10 @@ def distil(model):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"dtype": torch.float64},
-        {"max_grad_norm": None, "lr_scheduler_type": "cosine"},
-        {"max_grad_norm": 0.1, "micro_batch_tokens": 30},
+        {"max_grad_norm": 0.1, "micro_batch_tokens": 30, "layerwise_lr_decay": 0.5, "head_learning_rate": 1e-2},
         {"bias_correction": False, "lr_scheduler_type": "wsd", "decay_ratio": 0.5},
-        {"layerwise_lr_decay": 0.5, "head_learning_rate": 1e-2},
-        {"objective": distil},
+        pytest.param({"dtype": torch.float64, "lr_scheduler_type": "cosine"}, marks=pytest.mark.slow),
+        pytest.param({"objective": distil, "max_grad_norm": None}, marks=pytest.mark.slow),
     ],
     ids=lambda changes: ", ".join(changes),
 )
@@ -64,7 +63,9 @@ def test_all_weights_are_those_of_training_all_rows(wide_checkpoint, changes):
     assert logs == expected
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-12), pytest.param(torch.float32, 1e-6, marks=pytest.mark.slow)]
+)
 def test_gradients_of_whole_tables_are_clipped_by_the_same_norm(wide_checkpoint, monkeypatch, dtype, tolerance):
     monkeypatch.setattr(
         "bert_tasks.training.optim.set_sparse_gradients", lambda *_: None
@@ -122,7 +123,7 @@ def test_special_tokens_are_trained_too():
     assert len(ids) == 16
 
 
-@pytest.mark.parametrize("fault", ["factor", "rows", "no decay"])
+@pytest.mark.parametrize("fault", slow_except(["factor", "rows", "no decay"], "factor"))
 def test_faults_would_show(wide_checkpoint, monkeypatch, fault):
     original = TrainedVocabulary.add_step
 
