@@ -71,7 +71,8 @@ def test_peft_opens_them_around_stock_transformers(
     assert len(load_file(adapter / "adapter_model.safetensors")) > 12  # of two layers
 
 
-@pytest.mark.parametrize("case", ["token", pytest.param("span", marks=pytest.mark.slow)])
+@pytest.mark.slow  # it trains
+@pytest.mark.parametrize("case", ["token", "span"])
 def test_heads_of_every_kind(case: str, bpe_tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "base", "roberta", bpe_tokenizer, wide=True)
     ours = trained(tmp_path, case)

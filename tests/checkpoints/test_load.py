@@ -214,6 +214,7 @@ def test_round_trip_is_bit_equal(family: str, tmp_path: Path) -> None:
     assert_same_state(reloaded.state_dict(), model.state_dict())
 
 
+@pytest.mark.slow  # of 22 million parameters
 def test_embedded_weights_round_trip(embedded_model: Path, tmp_path: Path) -> None:
     encoder = Encoder.from_pretrained(embedded_model)
     assert encoder.load_report is not None
