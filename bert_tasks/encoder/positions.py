@@ -233,7 +233,7 @@ class DisentangledPositions(nn.Module):
     def forward(self, position_ids: Tensor, layout: Layout) -> "DisentangledScores":
         """Returns the scores. The position ids ``[N]`` are not used."""
         span = self.config.span
-        exact = self.config.max_distance  # the distances up to this one have embeddings of their own
+        exact = self.config.max_distance  # the distances below this one have embeddings of their own
         if self.config.buckets:
             exact = self.config.buckets // 2
         length = _longest_length(layout)

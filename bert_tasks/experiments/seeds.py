@@ -313,7 +313,7 @@ def train_seeds(
     metadata: list[RunRecord] = []
     for run in runs:
         content = outputs.read_run_metadata(run.output_dir)
-        if content is not None:  # a run may diverge before it has written a file
+        if content is not None:
             metadata.append(content)
     metrics = metadata[0].metrics  # the same for all, because they have the same settings
     # A fraction of the training rows is drawn with the seed of the run.

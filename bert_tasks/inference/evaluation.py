@@ -283,12 +283,15 @@ def _evaluation(
             scores[name] = score
     if not scores:
         raise DataError(f"no row has a label of the tasks {', '.join(model.heads)}")
-    loss: dict[str, float] = {}
+    means: list[float] = []
     for parts in zip(*(batch.loss for batch in ordered), strict=True):  # each term, with its part of each batch
         total = sum(part_total for part_total, _ in parts)
         count = sum(part_count for _, part_count in parts)
         if count:  # the mean over all rows is the sum of totals by that of counts, and not a mean of means
-            loss[LOSS] = loss.get(LOSS, 0) + total / count
+            means.append(total / count)
+    loss: dict[str, float] = {}
+    if means:
+        loss[LOSS] = sum(means)  # which since Python 3.12 has other last digits than one addition after the other
     metrics = joined_metrics({name: score.metrics for name, score in scores.items()}, model.tasks)
     return Evaluation(metrics=merged(loss, metrics), scores=scores)
 

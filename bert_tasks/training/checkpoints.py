@@ -93,8 +93,8 @@ def save_checkpoint(
         with atomic_folder(target, staging=staging, replaced=replaced):
             _write_json(staging / _STATE, state.progress)
             for name, tensors in ((_WEIGHTS, state.weights), (_OPTIMIZER, state.optimizer)):
-                on_cpu = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
-                save_file(on_cpu, staging / name)
+                # No variable holds the copies, because those of a GPU's tensors would stay in memory after the writing.
+                save_file({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}, staging / name)
             files: dict[str, dict[str, str | int]] = {}
             for name in _FILES:
                 path = staging / name

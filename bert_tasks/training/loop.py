@@ -146,8 +146,8 @@ class Trainer:
         """Trains the model, or resumes the run in the folder.
 
         An interrupted run continues after its newest checkpoint, and ends with the same bits as if it had not been
-        interrupted, on the same machine and with the same libraries. A finished run is not trained again. Its best
-        weights are loaded and its result is returned.
+        interrupted, on the same machine and with the same libraries. A finished run is not trained again, unless a
+        setting extends it, such as more epochs. Its best weights are loaded and its result is returned.
 
         Args:
             overwrite: True to replace a run that is in the folder. Default: False.

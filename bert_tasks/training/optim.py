@@ -32,8 +32,8 @@ from bert_tasks.training.vocabulary import TrainedVocabulary, remap_moment
 OptimizerFactory = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
 
 _DTYPES = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-# A number of steps after which 1 - beta^step is 1 for any usual beta, for example 0.999999^(2^23) is 0.0002. AdamW
-# counts steps in float32, whose integers are exact up to 2^24, so that a run can add as many further steps.
+# A number of steps after which 1 - beta^step is 1 for any usual beta. Even 0.999999^(2^23) is only 0.0002. AdamW counts
+# steps in float32, whose integers are exact up to 2^24, so that a run can add as many further steps.
 _WITHOUT_CORRECTION = 2.0**23
 _ROWS = "rows"  # key of the ids of a table's trained rows, next to its moments in a checkpoint
 

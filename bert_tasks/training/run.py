@@ -124,8 +124,8 @@ def train(
     """Trains a recipe, or resumes its run.
 
     It does what the command ``bert-tasks train`` does. Use it if a run should be reproducible from a file, and `fit` to
-    train on rows that are in memory, or a model that you have made. A finished run is not trained again. Its result is
-    returned, with ``reused`` set.
+    train on rows that are in memory, or a model that you have made. A finished run is not trained again, unless a
+    setting extends it, such as more epochs. Its result is returned, with ``reused`` set.
 
     Args:
         recipe: A recipe, or the path of its TOML file.
