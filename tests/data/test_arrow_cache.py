@@ -50,6 +50,16 @@ def test_contents_and_options_change_the_fingerprint(read: Read) -> None:
     assert tables[1][0]["label"] == "y"
 
 
+def test_what_is_assumed_and_what_is_stated_are_the_same(read: Read) -> None:
+    """A file that may be read with and without a header: what the reading is decides, not how it is stated."""
+    stated = {"encoding": "utf-8", "header": True, "label_separator": ";", "document": "line"}
+    tables = [
+        read("0,1\na,x\n", names={"text": "0", "label": "1"}, **options) for options in ({}, stated, {"header": False})
+    ]
+    assert [len(table) for table in tables] == [1, 1, 2]
+    assert tables[0].fingerprint == tables[1].fingerprint != tables[2].fingerprint
+
+
 @pytest.mark.parametrize("umask", [0o022, 0o077])
 def test_cached_files_obey_the_umask(read: Read, tmp_path: Path, umask: int) -> None:
     before = os.umask(umask)
