@@ -31,11 +31,11 @@ def test_a_missing_cell_is_no_cell_without_a_value() -> None:
 
 
 def test_rows_with_names_of_their_own_end_a_batch_early() -> None:
-    rows = [{"text": "a", **{f"key {number} {key}": key for key in range(60)}} for number in range(500)]
+    rows = [{"text": "a", **{f"key {number} {key}": key for key in range(60)}} for number in range(120)]
     batches = list(in_batches(records(rows)))
-    assert sum(map(len, batches)) == 500
+    assert sum(map(len, batches)) == 120
     assert all(len(batch) * len(batch.cells) < 250_000 for batch in batches)
-    assert [row["text"] for row in valid_rows(rows, [TEXT])] == ["a"] * 500
+    assert [row["text"] for row in valid_rows(rows, [TEXT])] == ["a"] * 120
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 1000])
@@ -68,14 +68,6 @@ def test_rows_outside_a_split_have_no_columns_in_it() -> None:
         read_rows(rows, [TEXT, LABEL], ReadOptions(split_column="split"))
 
 
-def test_issues_move_with_their_rows() -> None:
-    batch = Batch.of([Record(1, {"a": 1}), Record.unusable(2, "torn"), Record(3, {"a": 3})])
-    kept = batch.where([False, True, True])
-    assert kept.issues == {0: RowIssue(what="torn", line=2)}
-    assert kept.cells == {"a": [MISSING, 3]}
-    assert kept.record(1) == Record(3, {"a": 3})
-
-
 @pytest.mark.parametrize("order", [("mood", "topic"), ("topic", "mood")])
 def test_labels_of_a_row_that_cannot_be_used_are_not_looked_at(order: tuple[str, str]) -> None:
     heads = {
@@ -87,14 +79,6 @@ def test_labels_of_a_row_that_cannot_be_used_are_not_looked_at(order: tuple[str,
     (columns,) = conversion.checked(Batches(None, in_batches(records(rows))), "rows")
     assert columns["_reject"][0] is None
     assert "not a text in column 'title': 7" in columns["_reject"][1]
-
-
-def test_a_note_on_a_row_stands_once() -> None:
-    pair = [TEXT, Column(name="text_pair", kind="text")]
-    table = read_rows([{"text": "\x85", "text_pair": "\x85"}], pair)
-    assert len(table.notes) == 1
-    assert table.notes[0].startswith("1 of 1 row hold control characters")
-    assert table.notes[0].endswith("(line 1)")
 
 
 def test_skipped_rows_are_no_usable_rows() -> None:

@@ -13,7 +13,7 @@ from bert_tasks.data.rows import Rows
 
 # For each row the tokens of its windows.
 WINDOWS = st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=3), max_size=12)
-FEW = settings(max_examples=25, deadline=None, database=None, derandomize=True)
+FEW = settings(max_examples=12, deadline=None, database=None, derandomize=True)
 
 
 def stored(windows: list[list[int]], lost: int = 0) -> ArrowRows:

@@ -1,6 +1,5 @@
 """Checks on the values of a row together; their messages are in messages.txt."""
 
-from collections.abc import Callable
 from typing import Any
 
 from hypothesis import given
@@ -9,7 +8,6 @@ from hypothesis import strategies as st
 from bert_tasks.data.batch import Batch, Record
 from bert_tasks.data.columns import Column
 from bert_tasks.data.conversion import Conversion
-from bert_tasks.data.rows import Rows
 
 TAGGED = (Column(name="words", kind="words"), Column(name="tags", kind="tags", required=False))
 ASKED = (
@@ -59,14 +57,3 @@ def test_what_is_not_there_is_not_checked() -> None:
     assert validate({"words": None, "tags": ["O"]}, TAGGED)[1] == ["missing words. Write an empty sentence as []."]
     row = {"question": "?", "context": None, "answers": {"text": ["a"], "answer_start": [0]}}
     assert validate(row, ASKED)[1] == ['missing text. Write an empty text as "".']
-
-
-def test_rows_of_files_are_checked(read: Callable[..., Rows]) -> None:
-    content = "question,context,answer\nWhere?,To Paris.,Paris\nWho?,To Paris.,\nWhy?,To Paris.,[]\n"
-    table = read(content, columns=ASKED, names={"answers": "answer"})
-    assert [row["answers"]["answer_start"] for row in table] == [[3], [], []]
-    tagged = read("words,tags\nEU rejects,B-ORG O\n,\n", columns=TAGGED)
-    assert list(tagged) == [
-        {"words": ["EU", "rejects"], "tags": ["B-ORG", "O"], "line": 2},
-        {"words": [], "tags": [], "line": 3},
-    ]

@@ -1,8 +1,6 @@
 """Corpora: documents of files of text, and rows whose sentences are given."""
 
-import gzip
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,44 +13,14 @@ from bert_tasks.data.formats import file_format
 from bert_tasks.data.issues import RowIssues
 from bert_tasks.data.options import Document, ReadOptions
 from bert_tasks.data.parsers import text_rows
-from bert_tasks.data.reading import read as read_rows
-from bert_tasks.data.rows import Rows
 from bert_tasks.data.splits import DataSpec, load_splits
 from bert_tasks.errors import DataError
 from bert_tasks.model.inputs import load_table
-from bert_tasks.recipe.schema import load_recipe, resolved_toml
 from bert_tasks.tasks import TokenClassification
 
 TEXT = Column(name="text", kind="text")
 CORPUS = (TEXT, Column(name="sentences", kind="texts", required=False))
 WORDS = (Column(name="words", kind="words"), Column(name="tags", kind="tags", required=False))
-
-STORY = "\n\nIt rained.\r\nIt stopped. \n \t\nThe end\n\n\n"
-Read = Callable[..., Rows]
-
-
-def documents(table: Rows) -> list[tuple[Any, ...]]:
-    return [(row["line"], row["text"], row.get("sentences")) for row in table]
-
-
-@pytest.mark.parametrize(
-    ("document", "expected"),
-    [
-        (None, [(3, "It rained.\nIt stopped.", ["It rained.", "It stopped."]), (6, "The end", ["The end"])]),
-        ("blank-line", [(3, "It rained.\nIt stopped.", ["It rained.", "It stopped."]), (6, "The end", ["The end"])]),
-        ("line", [(3, "It rained.", None), (4, "It stopped.", None), (6, "The end", None)]),
-        ("file", [(3, "It rained.\nIt stopped.\nThe end", ["It rained.", "It stopped.", "The end"])]),
-    ],
-)
-@pytest.mark.parametrize("name", ["story.txt", "story.text", "story.txt.gz"])
-def test_the_documents_of_a_file_of_text(read: Read, name: str, document: Any, expected: list[Any]) -> None:
-    content = gzip.compress(STORY.encode()) if name.endswith(".gz") else STORY
-    assert documents(read(content, name, columns=CORPUS, document=document)) == expected
-
-
-def test_predictions_are_made_for_each_line_also_empty_ones(read: Read) -> None:
-    table = read("a\n\n b \n", "rows.txt", columns=CORPUS, require_labels=False)
-    assert documents(table) == [(1, "a", None), (2, "", None), (3, " b ", None)]
 
 
 @given(
@@ -67,28 +35,6 @@ def test_no_sentence_is_lost_whatever_a_document_is(groups: Sequence[Sequence[st
         assert ["\n".join(row["sentences"]) for row in rows] == [row["text"] for row in rows]
     if document == "blank-line":
         assert len(rows) <= len(groups) + sum(not sentence.strip() for group in groups for sentence in group)
-
-
-def test_sentences_alone_form_the_text(read: Read) -> None:
-    rows = [{"sentences": ["One.", "Two."]}, {"text": "Three. Four."}, {"text": "Both.", "sentences": ["Both."]}]
-    table = read("".join(json.dumps(row) + "\n" for row in rows), "rows.jsonl", columns=CORPUS)
-    assert documents(table) == [
-        (1, "One.\nTwo.", ["One.", "Two."]),
-        (2, "Three. Four.", None),
-        (3, "Both.", ["Both."]),
-    ]
-    assert read_rows([{"sentences": ("a", "b")}], CORPUS, require_labels=False)[0]["text"] == "a\nb"
-    csv = 'body,parts\n,"[""x y"", ""z""]"\n'
-    named = read(csv, columns=CORPUS[1:], names={"sentences": "parts"})
-    assert named[0]["sentences"] == ["x y", "z"]
-
-
-def test_lists_of_texts_in_parquet(read: Read, tmp_path: Path) -> None:
-    from datasets import Dataset
-
-    Dataset.from_list([{"sentences": ["a b", "c"]}, {"sentences": ["d"]}]).to_parquet(tmp_path / "rows.parquet")
-    table = read_rows(tmp_path / "rows.parquet", CORPUS, cache_dir=tmp_path / "cache")
-    assert [row["text"] for row in table] == ["a b\nc", "d"]
 
 
 @pytest.mark.parametrize(
@@ -164,15 +110,3 @@ def test_files_that_are_not_there_are_named(tmp_path: Path) -> None:
         (tmp_path / name).write_text(line + "\n")
     with pytest.raises(RowIssues, match=r"(?s)x\.jsonl.*y\.jsonl"):
         load_splits(DataSpec(train=str(tmp_path / "?.jsonl")), columns=CORPUS, seed=0)
-
-
-def test_paths_of_a_list_start_at_the_recipe(tmp_path: Path) -> None:
-    recipe = tmp_path / "recipe.toml"
-    recipe.write_text(
-        'task = "masked-language-modeling"\n[model]\nname = "base"\n[data]\ntrain = ["a.txt", "more/*.txt"]\n'
-    )
-    loaded = load_recipe(recipe)
-    assert loaded.data.train == (str(tmp_path / "a.txt"), str(tmp_path / "more" / "*.txt"))
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "recipe.toml").write_text(resolved_toml(loaded))
-    assert load_recipe(tmp_path / "other" / "recipe.toml") == loaded

@@ -41,6 +41,36 @@ def table(columns: tuple[Column, ...], rows: list[dict[str, Any]]) -> Rows:
     return read(rows, columns, require_labels=False)
 
 
+def loaded(path: Path, columns: tuple[Column, ...], group: str | None) -> Rows:
+    """The rows of a file with the column that keeps them together."""
+    column, name = group_column(columns, group)
+    spec = DataSpec(train=str(path))
+    return load_tables(spec, columns=columns, labels=(), cache_dir=path.parent, group=column, group_name=name).train
+
+
+def test_rows_without_a_group_are_groups_of_their_own(tmp_path: Path) -> None:
+    authors = [f"author {n % 3}" if n < 12 else "" for n in range(36)]
+    lines = ["text,label,author", *(f"text {n},{'ab'[n % 2]},{author}" for n, author in enumerate(authors))]
+    (tmp_path / "train.csv").write_text("\n".join(lines) + "\n", "utf-8")
+    numbers = make_folds(loaded(tmp_path / "train.csv", LABELLED, "author"), LABELLED, count=3, seed=0).numbers.tolist()
+    assert len(set(zip(authors[:12], numbers, strict=False))) == 3
+    assert set(numbers[12:]) == {1, 2, 3}
+    assert max(Counter(numbers).values()) <= 14
+
+
+def test_questions_on_one_article_stay_together(tmp_path: Path) -> None:
+    articles = []
+    for article in range(6):
+        paragraphs = []
+        for number in range(3):
+            asked = {"id": f"{article}-{number}", "question": f"What {article} {number}?", "answers": []}
+            paragraphs.append({"context": f"Paris {article} {number} is old.", "qas": [asked]})
+        articles.append({"title": f"article {article}", "paragraphs": paragraphs})
+    (tmp_path / "train.json").write_text(json.dumps({"data": articles}), "utf-8")
+    numbers = make_folds(loaded(tmp_path / "train.json", ASKED, None), ASKED, count=3, seed=0).numbers
+    assert [len({*numbers[first : first + 3]}) for first in range(0, 18, 3)] == [1] * 6
+
+
 @given(
     labels=st.lists(st.sampled_from("aaabbc"), min_size=12, max_size=60),
     count=st.integers(2, 6),
@@ -128,26 +158,6 @@ def test_texts_of_too_many_groups_are_counted() -> None:
     assert folds.summary.endswith("rows of one group stay together")
 
 
-@pytest.mark.parametrize("name", ["train.csv", "train.jsonl"])
-def test_rows_without_a_group_are_groups_of_their_own(tmp_path: Path, name: str) -> None:
-    """A csv file has an empty cell there, JSON null or no such key."""
-    authors = [f"author {n % 3}" if n < 12 else None for n in range(36)]
-    data = [{"text": f"text {n}", "label": "ab"[n % 2], "author": author} for n, author in enumerate(authors)]
-    data[-1].pop("author")
-    if name.endswith(".csv"):
-        lines = ["text,label,author", *(f"{row['text']},{row['label']},{row.get('author') or ''}" for row in data)]
-    else:
-        lines = [json.dumps(row) for row in data]
-    (tmp_path / name).write_text("\n".join(lines) + "\n", "utf-8")
-    group, group_name = group_column(LABELLED, "author")
-    spec = DataSpec(train=str(tmp_path / name))
-    rows = load_tables(spec, columns=LABELLED, labels=(), cache_dir=tmp_path, group=group, group_name=group_name).train
-    numbers = make_folds(rows, LABELLED, count=3, seed=0).numbers.tolist()
-    assert len(set(zip(authors[:12], numbers, strict=False))) == 3
-    assert set(numbers[12:]) == {1, 2, 3}
-    assert max(Counter(numbers).values()) <= 14
-
-
 def test_numbers_are_spread_by_tenths() -> None:
     values = np.random.default_rng(0).permutation(100).astype(float)
     rows = table(NUMBERED, [{"text": f"text {n}", "label": value} for n, value in enumerate(values)])
@@ -179,52 +189,10 @@ def test_sets_of_labels_are_spread_evenly() -> None:
         assert max(counts) - min(counts) <= 2
 
 
-def test_questions_on_one_article_stay_together(tmp_path: Path) -> None:
-    articles = [
-        {
-            "title": f"article {article}",
-            "paragraphs": [
-                {
-                    "context": f"Paris {article} {paragraph} is old.",
-                    "qas": [
-                        {
-                            "id": f"{article}-{paragraph}",
-                            "question": f"What {article} {paragraph}?",
-                            "answers": [{"text": "Paris", "answer_start": 0}],
-                        }
-                    ],
-                }
-                for paragraph in range(3)
-            ],
-        }
-        for article in range(6)
-    ]
-    (tmp_path / "train.json").write_text(json.dumps({"version": "1.1", "data": articles}), "utf-8")
-    group, name = group_column(ASKED, None)
-    tables = load_tables(
-        DataSpec(train=str(tmp_path / "train.json")),
-        columns=ASKED,
-        labels=(),
-        cache_dir=tmp_path,
-        group=group,
-        group_name=name,
-    )
-    numbers = make_folds(tables.train, ASKED, count=3, seed=0).numbers
-    assert [len({*numbers[first : first + 3]}) for first in range(0, 18, 3)] == [1] * 6
-
-
 def test_a_column_names_the_groups(tmp_path: Path) -> None:
     lines = [f"text {n},{'ab'[n % 2]},author {n % 7}" for n in range(42)]
     (tmp_path / "train.csv").write_text("\n".join(["text,label,writer", *lines]), "utf-8")
-    spec = DataSpec(train=str(tmp_path / "train.csv"))
-
-    def load(name: str) -> Rows:
-        group, group_name = group_column(LABELLED, name)
-        return load_tables(
-            spec, columns=LABELLED, labels=(), cache_dir=tmp_path, group=group, group_name=group_name
-        ).train
-
-    rows = load("writer")
+    rows = loaded(tmp_path / "train.csv", LABELLED, "writer")
     folds = make_folds(rows, LABELLED, count=3, seed=0)
     assert folds.summary == "3 folds: labels are spread evenly, rows of one group stay together"
     assert len({(n % 7, number) for n, number in enumerate(folds.numbers.tolist())}) == 7
@@ -239,7 +207,7 @@ def test_a_column_names_the_groups(tmp_path: Path) -> None:
     with pytest.raises(
         DataError, match=r'(?s)no column .writr., did you mean .writer.*to read: folds\.group = "NAME"$'
     ):
-        load("writr")
+        loaded(tmp_path / "train.csv", LABELLED, "writr")
 
 
 @pytest.mark.parametrize(

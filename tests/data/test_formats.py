@@ -10,10 +10,20 @@ from openpyxl import Workbook
 from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.data.batch import Record, Records
+from bert_tasks.data.checks import data_report
 from bert_tasks.data.columns import Column
-from bert_tasks.data.formats import Format, base, expected_files, files_of_split, register_format
+from bert_tasks.data.formats import (
+    FORMATS,
+    Format,
+    base,
+    expected_files,
+    file_format,
+    files_of_split,
+    register_format,
+)
 from bert_tasks.data.options import ReadOptions
 from bert_tasks.data.rows import Rows
+from bert_tasks.data.splits import Splits
 from bert_tasks.errors import DataError
 from bert_tasks.inference import predict
 from bert_tasks.init.sample import read_sample
@@ -125,3 +135,57 @@ def test_a_library_that_warns_is_heard_by_nobody(tmp_path: Path, read: Callable[
     columns = (Column(name="text", kind="text"), Column(name="day", kind="text"))
     rows = read((tmp_path / "rows.xlsx").read_bytes(), "book.xlsx", columns=columns)
     assert [row["day"] for row in rows] == ["#VALUE!"]
+
+
+@pytest.mark.parametrize(
+    ("task", "labels"),
+    [
+        ("mnli", ["entailment", "neutral", "contradiction"]),
+        ("ax", ["entailment", "neutral", "contradiction"]),
+        ("qnli", ["entailment", "not_entailment"]),
+        ("rte", ["entailment", "not_entailment"]),
+        ("wnli", ["not_entailment", "entailment"]),
+        ("mrpc", ["not_equivalent", "equivalent"]),
+        ("qqp", ["not_duplicate", "duplicate"]),
+    ],
+)
+def test_labels_of_glue_are_in_the_order_of_the_hub(task: str, labels: list[str]) -> None:
+    assert list(FORMATS[f"glue/{task}"].label_names.items()) == [(str(i), label) for i, label in enumerate(labels)]
+
+
+def test_notes_on_skipped_rows_come_from_the_cache_and_are_reported(read: Callable[..., Rows]) -> None:
+    columns = [Column(name=name, kind="text") for name in ("text", "text_pair")]
+    columns.append(Column(name="label", kind="label", required=False))
+    content = "question1\tquestion2\tis_duplicate\na\tb\t1\n" + "broken\n" * 6
+    for _ in range(2):  # parsed, and from the cache
+        table = read(content, "train.tsv", format="glue/qqp", columns=columns)
+        note = "6 of 7 rows skipped: too few cells (line 3, 4, 5, 6, 7, ...)"
+        assert table.notes == (note,)
+    report = data_report(Splits(train=table, validation={}), columns=columns)
+    assert f"  {note}" in report.lines()
+
+
+@pytest.mark.parametrize(
+    ("start", "expected"),
+    [
+        ('{"version": "v2.0", "data": [{"title": "Trips"', True),
+        ('{\n "version": "v2.0",\n "data": [\n  {', True),
+        ('\ufeff{"version": "1.1", "data": [{', True),
+        ('{"name": "my \u00e9 set", "count": 3, "final": true, "data": [\n {', True),
+        ('{"question": "?", "context": "c", "answers": []}', False),
+        ('{"text": "a"}\n{"data": [{}]}', False),
+        ('{"data": []}', False),
+        ('[{"data": [{}]}]', False),
+        ("", False),
+    ],
+)
+def test_what_looks_like_squad(tmp_path: Path, start: str, expected: bool) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(start, encoding="utf-8")
+    assert (file_format(None, path).name == "squad") is expected
+
+
+@pytest.mark.parametrize("format", ["squad", "jsonl"])
+def test_json_of_any_depth_is_an_error_of_the_file(format: str, read: Callable[..., Rows]) -> None:
+    with pytest.raises(DataError, match=r"a\.json: .*that cannot be read \(maximum recursion depth"):
+        read("[" * 100_000, "a.json", format=format)

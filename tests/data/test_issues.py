@@ -1,13 +1,11 @@
 """What is said of a path where nothing is: the name that was meant, among those of its kind."""
 
 import os
-import re
 from pathlib import Path
 
 import pytest
 
 from bert_tasks.data.issues import counted, missing_path
-from support.sources import package_sources
 
 
 @pytest.mark.parametrize("path_type", ["file", "folder"])
@@ -43,10 +41,3 @@ def test_a_count_agrees_with_its_noun(count: int, text: str) -> None:
 
 
 # Nouns that every message has beside a count which can be 1.
-COUNTED_NOUNS = "predictions|trials|evaluations|requests|connections|mistakes|others|empty cells|distinct values"
-
-
-def test_messages_count_with_the_helper() -> None:
-    pattern = re.compile(rf"\{{[^{{}}]*\}} (?:{COUNTED_NOUNS})\b")
-    matches = {source.name: pattern.findall(source.text) for source in package_sources()}
-    assert {name: texts for name, texts in matches.items() if texts} == {}

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +60,14 @@ def outcome(read: Callable[[], Rows], first_line: int) -> list[Any]:
     return [(int(line) - first_line, reason, "" if value in empty else value) for line, reason, value in faults]
 
 
-@pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("labels", LABELS)
+# Each kind of cells with one task. The other half of the product is slow.
+PAIRS = [
+    pytest.param(labels, task, marks=() if (row + column) % 2 == 0 else pytest.mark.slow)
+    for (row, labels), (column, task) in product(enumerate(LABELS), enumerate(TASKS))
+]
+
+
+@pytest.mark.parametrize(("labels", "task"), PAIRS)
 def test_a_frame_is_its_files(labels: str, task: str, tmp_path: Path) -> None:
     frame = pandas.DataFrame({"text": ["w x", "y", "z", "NA"], "label": LABELS[labels]})
     by_source = {

@@ -34,6 +34,7 @@ def read(tmp_path: Path, name: str, columns: tuple[Column, ...], format: str | N
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "sentences", "words"), [("train", 14041, 203621), ("valid", 3250, 51362), ("test", 3453, 46435)]
 )
@@ -45,6 +46,7 @@ def test_conll_2003(tmp_path: Path, name: str, sentences: int, words: int) -> No
     assert infer_labels(table, TAGGED) == (*(f"{p}-{entity_type}" for p in "BI" for entity_type in types), "O")
 
 
+@pytest.mark.slow
 def test_squad(tmp_path: Path) -> None:
     table = read(tmp_path, "squad/dev-v2.0.part.json", ASKED)
     counts = Counter(len(row["answers"]["text"]) > 0 for row in table)
@@ -54,6 +56,7 @@ def test_squad(tmp_path: Path) -> None:
     assert Counter(len(row["answers"]["text"]) for row in xquad) == {1: 1190}
 
 
+@pytest.mark.slow
 def test_init_leaves_answers_out_that_are_not_verbatim(tmp_path: Path) -> None:
     rows = read(tmp_path, "squad/xquad.en.json", ASKED)
     with (tmp_path / "asked.csv").open("w", encoding="utf-8", newline="") as file:

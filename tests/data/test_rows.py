@@ -23,13 +23,6 @@ def test_rows_are_numbered_and_keep_their_values() -> None:
     assert table.fingerprint != Rows.unchecked([{"text": "a"}, {"text": "b"}]).fingerprint
 
 
-def test_rows_with_columns_are_canonical() -> None:
-    table = read([{"text": "a", "label": 1, "more": 2}, {"text": "b"}], COLUMNS, require_labels=False)
-    assert list(table) == [{"text": "a", "label": "1", "line": 1}, {"text": "b", "label": None, "line": 2}]
-    assert list(read([{"text": "a"}], COLUMNS, require_labels=False)) == [{"text": "a", "line": 1}]
-    assert len(read([], COLUMNS, require_labels=False)) == 0
-
-
 @pytest.mark.parametrize("source", ["file", "memory"])
 @pytest.mark.parametrize(
     ("columns", "stored"),

@@ -51,10 +51,6 @@ def written(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
     return path
 
 
-def has(row: Mapping[str, Any], *names: str) -> bool:
-    return any(name in row for name in names)
-
-
 def without_none(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{name: value for name, value in row.items() if value is not None} for row in rows]
 
@@ -153,43 +149,9 @@ def test_labels_of_a_task_may_be_hidden_or_spelt_as_numbers() -> None:
     assert labels == ["1", None, "0"]
 
 
-@pytest.mark.parametrize("suffix", [".jsonl", ".csv"])
-def test_a_file_without_the_columns_of_a_task_has_a_note(suffix: str, tmp_path: Path) -> None:
-    rows = [{"words": ["a"], "slots": ["O"], "topic": "x"}, {"words": ["b"]}]
-    if suffix == ".csv":
-        rows = [{"body": "a", "topic": "x"}]
-    path = written(tmp_path / f"a{suffix}", rows)
-    expected = {
-        ".jsonl": "no row has the text of the task topic (the columns are 'slots', 'topic', 'words', the task reads "
-        "'body')",
-        ".csv": "no row has the words of the task slots (the columns are 'body', 'topic', the task reads 'words' or "
-        "'text')",
-    }
-    for _ in range(2):  # the second time from the cache
-        assert read(path, HEADS).notes == (expected[suffix],)
-    assert read(path, HEADS, require_labels=False).notes == ()
-
-
 def test_rows_of_a_table_are_rows_of_its_tasks() -> None:
     rows = made_rows(10)
     table = read(rows, HEADS, require_labels=False)
     again = read(without_none(list(table)), HEADS, require_labels=False)
     assert list(again) == list(table)
     assert list(valid_rows(rows, HEADS)) == list(valid_rows(table, HEADS))
-
-
-def test_the_first_wrong_value_makes_a_row_unusable_for_all_tasks() -> None:
-    rows = [
-        {"body": "a", "words": ["b"], "slots": ["O", "O"]},
-        {"body": 3, "words": ["b"]},
-        {"body": "c"},
-        {"topic": "d"},
-    ]
-    with pytest.raises(RowIssues) as caught:
-        read(rows, HEADS, require_labels=False)
-    lines = str(caught.value)
-    assert caught.value.count == 3
-    for part in ("rows:1", "rows:2: not a text in column 'body'", "rows:4: no input of any task"):
-        assert part in lines
-    table = read(rows, HEADS, require_labels=False, skip_errors=True).without_errors()
-    assert table.rows.values("line") == [3]

@@ -58,13 +58,6 @@ def test_without_validation_rows_a_share_of_the_training_rows_validates(load: Ca
 @pytest.mark.parametrize(
     ("rows", "fields", "message"),
     [
-        (
-            ROWS,
-            {"split_column": "spilt"},
-            "no column 'spilt', which would name the split of each row, did you mean",
-        ),
-        ((*ROWS, "g,x,extra"), {}, "column 'split' of the splits has the values 'extra'. Write one of train, "),
-        (("a,x,dev", "b,y,test"), {}, r"'split' names no training rows \(it has 1 validation, 1 test rows\)"),
         (ROWS, {"train": ("rows.csv", "more.csv")}, "divides the rows of one file, but train names 2 files"),
         ((*ROWS, "g,,train"), {}, "rows.csv:8: missing label"),
     ],
@@ -80,12 +73,6 @@ def test_columns_that_cannot_divide(
 def test_splits_belong_to_a_training_file(fields: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="split_column divides the rows of train, but "):
         DataSpec(split_column="split", **fields)
-
-
-def test_a_file_without_test_rows_has_nothing_to_evaluate(load: Callable[..., Splits]) -> None:
-    load([row for row in ROWS if "test" not in row])
-    with pytest.raises(DataError, match=r"rows\.csv: no test rows\. The column 'split' has the values 'train'"):
-        read("rows.csv", COLUMNS, ReadOptions(split_column="split"))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from bert_tasks.data.issues import RowIssues
 from bert_tasks.data.options import ReadOptions
 from bert_tasks.data.reading import read as read_rows
 from bert_tasks.data.rows import Rows
-from bert_tasks.data.splits import DataSpec, Splits, load_splits
+from bert_tasks.data.splits import DataSpec, Splits, load_splits, split_files
 from bert_tasks.errors import DataError
 
 COLUMNS = (Column(name="text", kind="text"), Column(name="label", kind="label", required=False))
@@ -88,16 +88,6 @@ def test_a_folder(folder: Path, name: str) -> None:
     assert load(folder, dir="data", validation="train.csv").validation[""].source == "data/train.csv"
 
 
-def test_a_glue_folder(folder: Path) -> None:
-    (folder / "train.csv").write_text("not this one")
-    (folder / "train.tsv").write_text("s\t1\t\tA rose.\ns\t0\t*\tRose a.\n")
-    (folder / "dev.tsv").write_text('s\t1\t\t"Roses" bloom.\n')
-    (folder / "test.tsv").write_text("index\tsentence\n0\tHidden.\n")
-    splits = load(folder, dir=str(folder), format="glue/cola")
-    assert [row["label"] for row in splits.train] == ["acceptable", "unacceptable"]
-    assert splits.validation[""][0]["text"] == '"Roses" bloom.'
-
-
 def test_the_two_validation_sets_of_mnli(folder: Path) -> None:
     for name, text in {"train": "a", "dev_matched": "b", "dev_mismatched": "c"}.items():
         row = f"{text}\t{text}\tneutral\n"
@@ -118,7 +108,6 @@ UNIVERSAL = "1\ta\t_\tNOUN\t_\t_\t_\t_\t_\t_\n"
 SQUAD = '{"data": [{"paragraphs": [{"context": "To Paris.", "qas": [{"id": "1", "question": "?", "answers": []}]}]}]}'
 
 
-@pytest.mark.parametrize("format", [None, "by name"])
 @pytest.mark.parametrize(
     ("columns", "content", "names", "named"),
     [
@@ -130,30 +119,15 @@ SQUAD = '{"data": [{"paragraphs": [{"context": "To Paris.", "qas": [{"id": "1", 
     ],
 )
 def test_folders_as_they_are_published(
-    folder: Path, columns: tuple[Column, ...], content: str, names: tuple[str, str], named: str, format: str | None
+    folder: Path, columns: tuple[Column, ...], content: str, names: tuple[str, str], named: str
 ) -> None:
     (folder / "data").mkdir()
     for name in (*names, "test.txt", "README"):
         (folder / "data" / name).write_text(content)
-    splits = load(folder, columns, dir="data", format=None if format is None else named)
-    assert splits.train.source == f"data/{names[0]}"
-    assert splits.validation[""].source == f"data/{names[1]}"
-
-
-def test_questions_and_sentences_are_set_aside(folder: Path) -> None:
-    (folder / "train.txt").write_text(SENTENCES)
-    splits = load(folder, TAGGED, train=str(folder / "train.txt"))
-    assert (len(splits.train), len(splits.validation[""])) == (1, 1)
-    (folder / "train.json").write_text(SQUAD)
-    with pytest.raises(DataError, match=r"train.json: too few rows .*\(1 row, no two on different contexts\)"):
-        load(folder, ASKED, train=str(folder / "train.json"))
-
-
-def test_tags_of_validation_rows_may_be_new(folder: Path) -> None:
-    (folder / "train.txt").write_text(SENTENCES)
-    (folder / "dev.txt").write_text("a\tB-NEW\n")
-    splits = load(folder, TAGGED, dir=str(folder), labels=("B-X", "O"))
-    assert splits.validation[""][0]["tags"] == ["B-NEW"]
+    for format in (None, named):
+        splits = load(folder, columns, dir="data", format=format)
+        assert splits.train.source == f"data/{names[0]}"
+        assert splits.validation[""].source == f"data/{names[1]}"
 
 
 def test_folders_that_do_not_fit(folder: Path) -> None:
@@ -193,14 +167,6 @@ def test_rare_labels_of_sets_stay_in_training(folder: Path) -> None:
         splits = load(folder, SETS, train=str(path), seed=seed)
         assert any("rare" in row["labels"] for row in splits.train)
         assert any(row["labels"] == [] for row in splits.validation[""])
-
-
-def test_bad_rows_of_all_files_are_in_one_report(folder: Path) -> None:
-    train, dev = write(folder / "train.csv", "a,x", "b,"), write(folder / "dev.csv", "c", "d,z")
-    with pytest.raises(RowIssues) as error:
-        load(folder, train=train, validation=dev, labels=("x", "y"))
-    places = [line.split(": ")[0].strip() for line in str(error.value).splitlines()[1:]]
-    assert places == ["train.csv:3", "dev.csv:2", "dev.csv:3"]
 
 
 @pytest.fixture
@@ -278,28 +244,10 @@ def test_tags_from_the_hub(folder: Path, hub: Path) -> None:
         read("test")
 
 
-def test_answers_from_the_hub(folder: Path, hub: Path) -> None:
-    table = read_rows(HubSplit(dataset=str(hub), config="qa"), ASKED, ReadOptions(format="squad"), cache_dir=folder)
-    assert [row["answers"] for row in table] == [
-        {"text": ["Paris"], "answer_start": [3]},
-        {"text": [], "answer_start": []},
-    ]
-
-
-def test_the_validation_splits_of_mnli_on_the_hub(monkeypatch: pytest.MonkeyPatch, folder: Path, hub: Path) -> None:
-    read: list[str] = []
-
-    def rows(dataset: str, config: str | None, split: str, revision: str | None) -> Any:
-        from datasets import Dataset
-
-        read.append(split)
-        return Dataset.from_dict({"premise": ["a"], "hypothesis": ["b"], "label": [2]})
-
-    monkeypatch.setattr("bert_tasks.data.formats.hub._hub_rows", rows)
-    splits = load(folder, PAIRS, dataset="nyu-mll/glue", config="mnli", format="glue/mnli")
-    assert read == ["train", "validation_matched", "validation_mismatched"]
-    assert list(splits.validation) == ["matched", "mismatched"]
-    assert splits.train[0]["label"] == "contradiction"
+def test_the_validation_splits_of_mnli_on_the_hub() -> None:
+    spec = DataSpec(dataset="nyu-mll/glue", config="mnli", format="glue/mnli")
+    sets = {"matched": "validation_matched", "mismatched": "validation_mismatched"}
+    assert split_files(spec) == (("train",), sets)
 
 
 def test_hub_data_sets_that_cannot_be_loaded(folder: Path, hub: Path) -> None:

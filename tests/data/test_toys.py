@@ -13,7 +13,7 @@ from bert_tasks.data import layouts, relations
 from bert_tasks.data.batch import Batch, Batches, Cells
 from bert_tasks.data.checks import check_splits, data_report
 from bert_tasks.data.columns import Column
-from bert_tasks.data.formats import FORMATS, Format, base, register_format
+from bert_tasks.data.formats import Format, base, register_format
 from bert_tasks.data.issues import CellError, RowIssue, RowIssues
 from bert_tasks.data.kinds import KINDS, LabelKind, Number, Words
 from bert_tasks.data.layouts import Names, Step
@@ -176,10 +176,3 @@ def test_a_relation(read: Read, counted: tuple[Column, ...]) -> None:
         "  rows.csv:3: a wrong count in column 'count': 2.0. Write 3.",
         "  rows.csv:4: not a number in column 'count': 'x'.",
     ]
-
-
-def test_the_registries_have_no_toys() -> None:
-    assert "size" not in KINDS
-    assert "columns" not in FORMATS
-    assert names_in_capitals not in layouts.LAYOUTS
-    assert all(check is not count_of_words for _, _, check in relations.RELATIONS)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_tasks.data.batch import Batch, Record
@@ -59,6 +59,7 @@ def converted(row: Mapping[str, Any], names: Mapping[str, str], columns: Sequenc
     return Conversion(columns, others=names).convert(Batch.of([Record(1, row)])).row(0)
 
 
+@settings(max_examples=30, deadline=None)
 @given(
     row=st.dictionaries(st.sampled_from("abcd"), st.text("xyz")), names=st.dictionaries(*[st.sampled_from("abcd")] * 2)
 )

@@ -3,7 +3,6 @@
 import csv
 import json
 import resource
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -136,25 +135,6 @@ def test_a_failure_leaves_what_was_there(tmp_path: Path) -> None:
         raise OSError(19, "No such device")
     assert output.read_text() == "an earlier result"
     assert [path.name for path in tmp_path.iterdir()] == [output.name]
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", folder]
-    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
-        pytest.skip("mounting a small disk is not allowed here")
-    yield folder
-    subprocess.run(["umount", folder], check=True)
-
-
-def test_a_full_disk_is_told_in_bytes(small_disk: Path) -> None:
-    output = small_disk / "answers.jsonl"
-    told = r"no space left after \d+ bytes, \d+ bytes free"
-    with pytest.raises(UsageError, match=told), whole_file(output) as file:
-        file.write("x" * 2**20)
-    assert list(small_disk.iterdir()) == []
 
 
 @contextmanager

@@ -270,13 +270,14 @@ def test_every_setting_of_the_registered_tasks_can_be_stated(folder: Path) -> No
         assert load_recipe(write(folder, resolved_toml(recipe))) == recipe
 
 
-@pytest.mark.parametrize("name", TASK_NAMES)
-def test_the_names_of_the_hub_are_accepted(folder: Path, name: str) -> None:
+def test_the_names_of_the_hub_are_accepted(folder: Path) -> None:
     """One name is kept, so that a run may be resumed under the other."""
-    recipe = load_recipe(write(folder, MINIMAL.replace("sequence-classification", name)))
-    assert recipe.task == TASK_NAMES[name].name
-    assert load_task_class(name) is TASK_NAMES[name]
-    assert Draft202012Validator(recipe_schema()).is_valid({**tomllib.loads(MINIMAL), "task": name})
+    validator = Draft202012Validator(recipe_schema())
+    for name, task_class in TASK_NAMES.items():
+        recipe = load_recipe(write(folder, MINIMAL.replace("sequence-classification", name)))
+        assert recipe.task == task_class.name
+        assert load_task_class(name) is task_class
+        assert validator.is_valid({**tomllib.loads(MINIMAL), "task": name})
 
 
 @pytest.mark.parametrize(
@@ -342,13 +343,7 @@ def test_a_batch_has_a_number_of_samples_or_of_tokens(folder: Path) -> None:
         arguments(batch_size=None)
 
 
-def test_a_recipe_cannot_be_changed(folder: Path) -> None:
-    recipe = load_recipe(write(folder, MINIMAL))
-    with pytest.raises(ValueError, match="frozen"):
-        recipe.task = "other"
-    assert isinstance(recipe, Recipe)
-
-
+@pytest.mark.slow
 def test_importing_recipes_is_cheap() -> None:
     code = "import sys, bert_tasks.recipe.schema; print({'transformers', 'datasets', 'scipy'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from pydantic import ValidationError
@@ -167,6 +167,7 @@ def test_values_that_do_not_go_together(tmp_path: Path) -> None:
         with_values(recipe, {"optim.batch_tokens": 8})
 
 
+@settings(max_examples=40, deadline=None)
 @given(
     st.dictionaries(
         st.sampled_from(["low", "high", "log", "choices", "step"]),

@@ -53,6 +53,7 @@ def recipe(tmp_path: Path, wordpiece_tokenizer: PreTrainedTokenizerBase, monkeyp
     return tmp_path / "recipe.toml"
 
 
+@pytest.mark.slow
 def test_a_recipe_of_several_tasks_is_checked_trained_and_repeated(recipe: Path) -> None:
     loaded = load_recipe(recipe)
     assert [split.rows for split in check(loaded).splits] == [8, 8]
