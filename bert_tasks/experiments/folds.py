@@ -78,7 +78,7 @@ class FoldRun(Record):
 
 
 class FoldsRecord(Record):
-    """``folds.json``. See ``FoldsResult``."""
+    """The content of ``folds.json``, whose fields are explained in ``FoldsResult``."""
 
     metric: str
     summary: str

@@ -135,6 +135,7 @@ def shown_value(value: Any) -> str:
 
 
 def _values_text(values: Mapping[str, Any]) -> str:
+    """Returns the values of a trial on one line."""
     return ", ".join(f"{key} = {shown_value(value)}" for key, value in values.items())
 
 

@@ -101,7 +101,7 @@ class Spread(Record):
 
 
 class SeedsRecord(Record):
-    """``seeds.json``. See ``SeedsResult``."""
+    """The content of ``seeds.json``, whose fields are explained in ``SeedsResult``."""
 
     metric: str
     seeds: list[int]
@@ -171,6 +171,7 @@ class SeedsResult(Result):
         return faults
 
     def _counted(self, some: Sequence[SeedRun]) -> str:
+        """Returns how many of the runs these are, with their seeds."""
         seeds = ", ".join(str(run.seed) for run in some)
         word = "seeds" if len(some) > 1 else "seed"
         return f"{len(some)} of {len(self.runs)} runs ({word} {seeds})"
@@ -223,6 +224,7 @@ class SeedsResult(Result):
         return [*lines, *self.faults, *notes, *self.notes, f"runs: {self.output_dir}"]
 
     def _run_cells(self, run: SeedRun) -> tuple[str, ...]:
+        """Returns the row of a run in the table."""
         if run.result is None:
             return (str(run.seed), "-", "-", f"diverged at {run.failure}")
         steps = f"{run.result.best_step} of {run.result.steps}"

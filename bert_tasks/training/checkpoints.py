@@ -199,6 +199,7 @@ def _step_of(path: Path) -> int:
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Writes a file of a checkpoint that is not visible yet, so it need not be atomic."""
     path.write_text(json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
 
 

@@ -73,10 +73,12 @@ class TaughtObjective(Objective):
 
     @property
     def _options(self) -> dict[str, Any]:
+        """The settings that say how the teachers teach, without those that say who they are."""
         return self.section.model_dump(exclude={"name", "revision"})
 
     @property
     def notes(self) -> tuple[str, ...]:
+        """The sizes of each teacher and of the student, in whole sentences."""
         student_size = _model_size(self.model)
         notes: list[str] = []
         for task, teacher in self.teachers.items():
@@ -94,6 +96,7 @@ class TaughtObjective(Objective):
         return self
 
     def begin(self, features: ArrowRows, device: torch.device) -> None:
+        """Computes the logits of the teachers for all training rows, or finds them in the cache, if they are kept."""
         if self.section.cache_logits:
             for teacher in self.teachers.values():
                 teacher.to(device)
@@ -102,6 +105,7 @@ class TaughtObjective(Objective):
     def prepare(
         self, features: Sequence[Feature], keys: FeatureKeys, corpus: Sequence[Mapping[str, Any]]
     ) -> Sequence[Feature]:
+        """Returns the features as both models read them, with the logits from the cache if they are kept."""
         prepared = [self._of_teacher(feature) for feature in super().prepare(features, keys, corpus)]
         if self._cached is None:
             return prepared
@@ -204,10 +208,12 @@ class Distillation(TaughtObjective):
 
     @property
     def teacher(self) -> TaskModel:
+        """The only teacher."""
         return self.teachers[""]
 
     @property
     def _reads_states(self) -> bool:
+        """True if hidden states or relations are compared, which takes more than the logits of both models."""
         return self.section.hidden != "none" or self.relation_heads > 0
 
     @property
@@ -440,6 +446,7 @@ def cached_logits(
     key = sha256_json(_CACHE_VERSION, weights, files, digest)
 
     def compute(stored: Sequence[Feature]) -> dict[str, list[Any]]:
+        """Returns the logits of some features, in their order."""
         inputs = [of_teacher(feature) for feature in stored]
         flat: dict[int, list[float]] = {}
         for name, teacher in teachers.items():

@@ -274,6 +274,7 @@ class ModelOptimizer:
 
 
 def _is_plain(value: object) -> bool:
+    """Returns True for a value that JSON can hold, which a tensor or a function in a group is not."""
     return value is None or isinstance(value, bool | numbers.Real | str)
 
 

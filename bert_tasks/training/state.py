@@ -210,6 +210,7 @@ class FitResult(SummaryRecord):
         return {name: metric_table(self.tasks, metrics) for name, metrics in by_set.items()}
 
     def _repr_html_(self) -> str:
+        """Returns what a notebook shows: the metrics as a table, and where the model is."""
         columns, rows = ["validation set", "metric", "value"], []
         for name, metrics in self.metric_tables().items():
             rows += [[name, metric, f"{value:.4f}"] for metric, value in metrics.overall.items()]

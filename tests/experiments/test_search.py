@@ -70,7 +70,7 @@ def objective(values):
     return -abs(math.log(values["optim.learning_rate"] / 1e-4)) - values["optim.epochs"] / 4
 
 
-TRIALS = 7  # of which tpe draws the last two
+TRIALS = 6  # of which tpe draws the last
 
 
 def studied(path, sampler, pruner="none", *, seed=1, reopen=False):

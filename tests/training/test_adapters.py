@@ -23,7 +23,7 @@ from support.process_scenarios import SMALL
 from support.runs import run as run_program
 from support.stopped_runs import ADAPTERS, run, stopped
 from support.task_examples import EXAMPLES
-from support.training_runs import distance, load_model, make_rows, make_steps, walk, weights_of
+from support.training_runs import TASK, distance, load_model, make_rows, make_steps, walk, weights_of
 
 ROWS = make_rows(12)
 OPTIM = {"epochs": 2, "batch_size": 6, "learning_rate": 1e-2, "weight_decay": 0.1, "lora_rank": 4}
@@ -158,11 +158,15 @@ def adapted_steps(model: TaskModel, rows: list[dict[str, Any]], **changes: objec
 
 
 def test_a_student_has_adapters_and_its_teacher_none(wide_checkpoint: Path, tmp_path: Path) -> None:
-    student, teacher = load_model(wide_checkpoint), load_model(wide_checkpoint, seed=3)
-    before = weights_of(teacher)
+    student, teacher = (
+        load_model(wide_checkpoint),
+        load_model(wide_checkpoint, TASK.with_settings(max_length=38), seed=3),
+    )
+    before, task = weights_of(teacher), teacher.task
     options = {"teacher": teacher, "teacher_hidden": "mse", "teacher_relations": True, "lora_targets": ("key", "value")}
     fit(student, ROWS, ROWS, output_dir=tmp_path, progress=False, **OPTIM, **options)
     assert distance(weights_of(teacher), before) == 0
+    assert teacher.task == task  # although it was compared with the student by the task of the student
     saved, base = weights_of(TaskModel.from_pretrained(tmp_path / "model")), weights_of(load_model(wide_checkpoint))
     changed = {name for name, value in saved.items() if not torch.equal(value, base[name])}
     assert {name for name in changed if not name.startswith("head.")} == {

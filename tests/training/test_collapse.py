@@ -102,6 +102,7 @@ def test_the_command_line_and_the_report_show_the_note(recipe, tmp_path, command
     assert f"out: {note}" in report.lines()
 
 
+@pytest.mark.slow
 def test_seeds_name_the_runs_and_what_to_try(recipe, tmp_path, command):
     said = command("train", recipe, "--seeds", "1,2", "--quiet").out
     assert "2 of 2 runs (seeds 1, 2) collapsed. No other run is left" in said

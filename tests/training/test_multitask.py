@@ -72,19 +72,19 @@ SETTINGS: dict[str, Any] = {"epochs": 2, "batch_size": 4, "learning_rate": 1e-3,
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory, wordpiece_tokenizer: PreTrainedTokenizerBase) -> Path:
+def base(tmp_path_factory: pytest.TempPathFactory, unigram_tokenizer: PreTrainedTokenizerBase) -> Path:
     """Large weights, so that a wrong gradient shows; no dropout."""
     folder = tmp_path_factory.mktemp("base")
-    save_checkpoint(folder, "bert", wordpiece_tokenizer, wide=True)
+    save_checkpoint(folder, "bert", unigram_tokenizer, wide=True)
     edit_config(folder, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     return folder
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory, wordpiece_tokenizer: PreTrainedTokenizerBase) -> Path:
+def plain(tmp_path_factory: pytest.TempPathFactory, unigram_tokenizer: PreTrainedTokenizerBase) -> Path:
     """With dropout."""
     folder = tmp_path_factory.mktemp("plain")
-    save_checkpoint(folder, "bert", wordpiece_tokenizer)
+    save_checkpoint(folder, "bert", unigram_tokenizer)
     return folder
 
 
@@ -366,7 +366,7 @@ def test_the_names_of_the_tasks_columns_may_stand_for_those_of_the_training_data
     assert model.predict({"text": "the ferry"}) == model.predict({"words": ["the", "ferry"], "text": "the ferry"})
 
 
-def test_the_models_of_the_tasks_follow_the_model(quick: Path, wordpiece_tokenizer: PreTrainedTokenizerBase) -> None:
+def test_the_models_of_the_tasks_follow_the_model(quick: Path, unigram_tokenizer: PreTrainedTokenizerBase) -> None:
     """They have its encoder, its tokenizer and its mode, also after one of them has predicted."""
     model = load(quick)
     model.models["topic"].predict("the ferry")
@@ -374,7 +374,7 @@ def test_the_models_of_the_tasks_follow_the_model(quick: Path, wordpiece_tokeniz
     model.train()
     model.models["topic"].predict("the ferry")
     assert {module.training for module in model.modules()} == {True}
-    model.tokenizer = copy.deepcopy(wordpiece_tokenizer)
+    model.tokenizer = copy.deepcopy(unigram_tokenizer)
     assert model.models["slots"].tokenizer is model.tokenizer
 
 

@@ -38,9 +38,9 @@ OPTIONS: dict[str, Any] = {"temperature": 1.5, "weight": 0.7}
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory, wordpiece_tokenizer: PreTrainedTokenizerBase) -> Path:
+def base(tmp_path_factory: pytest.TempPathFactory, unigram_tokenizer: PreTrainedTokenizerBase) -> Path:
     folder = tmp_path_factory.mktemp("base")
-    save_checkpoint(folder, "bert", wordpiece_tokenizer, wide=True)
+    save_checkpoint(folder, "bert", unigram_tokenizer, wide=True)
     edit_config(folder, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     return folder
 

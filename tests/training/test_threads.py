@@ -2,12 +2,14 @@
 
 import os
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from bert_tasks import fit
-from bert_tasks.distributed import disagreements, thread_hint, usable_cores
+from bert_tasks import distributed, fit
+from bert_tasks.distributed import broadcast_from_main, disagreements, thread_hint, usable_cores
+from bert_tasks.errors import CheckpointError, DataError, UsageError
 from bert_tasks.training import state
 from support.training_runs import load_model, make_rows
 
@@ -59,3 +61,31 @@ def test_differences_are_named_with_the_processes_that_have_them():
         "new": f"new (not set on processes 0, 2, but {'2' * 77}... on process 1)",
     }
     assert disagreements(settings[1:2] * 3) == {}
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (DataError("a row"), DataError),
+        (CheckpointError("a file"), CheckpointError),
+        (OSError(28, "No space left on device", "run.json"), UsageError),
+    ],
+    ids=repr,
+)
+def test_an_error_of_the_main_process_is_raised_by_all(monkeypatch, error, expected):
+    sent = []
+
+    def broadcast(outcome):
+        if sent:
+            outcome[:] = sent[0]
+        sent.append(list(outcome))
+
+    def work():
+        raise error
+
+    monkeypatch.setattr(distributed, "broadcast_object_list", broadcast)
+    for is_main in (True, False):
+        with pytest.raises(expected) as raised:
+            broadcast_from_main(SimpleNamespace(is_main_process=is_main, num_processes=2), work)
+        assert type(raised.value) is expected
+        assert raised.value.collective
