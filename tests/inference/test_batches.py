@@ -208,10 +208,9 @@ def test_what_cannot_be_used_is_refused_before_the_engine_starts(folder: Path, b
     TaskModel.from_pretrained(base, task=task).save_pretrained(tmp_path)
     with pytest.raises(UsageError, match="reads the rows around each row"):
         batch_predictor(tmp_path)
-    assert (
-        batch_predictor(tmp_path, settings={"context_tokens": 0})({"words": [["a"]]})["tags"][0][0]
-        in task.output.labels
-    )
+    result = batch_predictor(tmp_path, settings={"context_tokens": 0})({"words": [["a"]], "tags": [["x"]]})
+    assert result["tags"][0][0] in task.output.labels
+    assert list(result)[:2] == ["input.tags", "words"]  # the words of the batch are those of the prediction
 
 
 def test_what_is_no_batch_is_refused(folder: Path) -> None:
