@@ -354,12 +354,7 @@ WRONG_LABELS: list[tuple[tuple[str, ...], int, str]] = [
     (("--hypothesis", "It is {}."), 2, "--hypothesis needs --labels"),
     (("--multi-label",), 2, "--multi-label needs --labels"),
     (("--labels", ""), 2, "--labels: there are no labels. Write them as 'sports,politics'."),
-    (("--labels", " , "), 2, "--labels: there are no labels. Write them as 'sports,politics'."),
-    (("--labels", "a,b,a"), 2, "--labels: labels 1 and 3 are equal. Write each label once."),
     (("--labels", "a\udcff"), 2, "--labels: "),
-    ((*ABOUT[:3], "It is so."), 2, "--hypothesis: it needs {} for the label, once. Write it as 'This example is {}.'"),
-    ((*ABOUT[:3], "{} or {}"), 2, "--hypothesis: it needs {} for the label, once."),
-    ((*ABOUT[:3], "a " * 60 + "{}"), 2, "--hypothesis: with a label it leaves no room for the text in max_length = 32"),
     ((*ABOUT, "--explain"), 2, "was not trained for has no explanations"),
     ((*ABOUT, "--text-pair", "b"), 2, "--labels and --text-pair exclude each other"),
 ]
@@ -520,10 +515,8 @@ class TestTrainRows:
 @pytest.mark.parametrize(
     ("command", "name", "hint"),
     [
-        ("check", "optim.num_train_epochs", "Use optim.epochs"),
         ("train", "per_device_train_batch_size", "Use optim.batch_size, which counts samples over all devices"),
         ("search", "optim.fp16", 'Use optim.mixed_precision="fp16"'),
-        ("train", "settings.max_seq_length", "Use settings.max_length"),
         ("train", "run.load_best_model_at_end", "The model ends with the best weights"),
         ("train", "callbacks", "Known names are task"),
         ("predict", "max_seq_length", "Use the setting max_length"),
@@ -544,9 +537,7 @@ def test_names_of_transformers_are_answered_with_ours(
     [
         ("train", ("--epochs", "1"), "No such option: --epochs. Use --set optim.epochs=1."),
         ("train", ("--learning-rate=2e-5",), "No such option: --learning-rate. Use --set optim.learning_rate=2e-5."),
-        ("train", ("--batch_size", "8"), "Use --set optim.batch_size=8."),
         ("train", ("--max-length",), "Use --set settings.max_length=VALUE."),
-        ("train", ("--seed", "3"), "Use --set run.seed=3."),
         ("train", ("--num_train_epochs", "1"), "Use --set optim.epochs."),
         ("train", ("--fp16",), 'Use --set optim.mixed_precision="fp16".'),
         ("check", ("--validation-share", "0.2"), "Use --set data.validation_share=0.2."),
@@ -560,35 +551,7 @@ def test_keys_of_recipes_that_are_typed_as_options(
     assert hint in failure(run(command, recipe, *arguments), 2)
 
 
-TOKENS = ("sequence-classification", "token-classification")
-CRF = ("max_length = 32", "crf = true")
-# What is changed in the recipe, settings, and the message.
-WRONG_WEIGHTS = (
-    (None, "focal_gamma=-1", "focal_gamma is -1.0, expected 0 (cross entropy) or more"),
-    (None, "class_weights=[1.0, 2.0, 3.0]", "class_weights holds 3 weights for 2 labels"),
-    (TOKENS, "class_weights=[1.0]", "class_weights holds 1 weight for 2 labels"),
-    (None, 'class_weights="balance"', "expected 'balanced' or"),
-    (TOKENS, 'class_weights="even"', "expected 'balanced' or"),
-    (CRF, "focal_gamma=2.0", "do not apply to crf = true, whose loss is of whole sentences, not of words"),
-    (CRF, 'class_weights="balanced"', "class_weights and focal_gamma do not apply to crf = true"),
-    (
-        ('labels = ["calm", "glad"]', 'problem_type = "regression"'),
-        "focal_gamma=2.0",
-        "focal_gamma does not apply to problem_type = 'regression'",
-    ),
-    (("max_length", "label_smoothing = 0.1\nmax_length"), "focal_gamma=2.0", "label_smoothing has no focal loss"),
-)
-
-
 class TestFailures:
-    @pytest.mark.parametrize(("change", "setting", "message"), WRONG_WEIGHTS)
-    def test_weights_that_do_not_fit(
-        self, change: tuple[str, str] | None, setting: str, message: str, recipe: Path, run: Run
-    ) -> None:
-        text = recipe.read_text() if change is None else recipe.read_text().replace(*change)
-        recipe.write_text(text.replace(*TOKENS) if "crf" in text else text)
-        assert message in failure(run("check", recipe, "--set", f"settings.{setting}"), 2)
-
     def test_recipe_typo(self, recipe: Path, run: Run) -> None:
         recipe.write_text(recipe.read_text().replace("learning_rate", "learning_rat"))
         line = recipe.read_text().splitlines().index("learning_rat = 1e-3") + 1

@@ -11,14 +11,13 @@ from typer.testing import CliRunner
 from bert_tasks.api import write_after_run
 from bert_tasks.cli.app import app
 from bert_tasks.errors import UsageError
-from bert_tasks.metrics.tables import format_number
 from bert_tasks.report import make_report
 from bert_tasks.report.charts import drawn_metrics
 from bert_tasks.report.collect import gather
 from bert_tasks.report.page import run_page
 from bert_tasks.report.results import results_of
 from bert_tasks.report.statistics import Estimate
-from support.report_runs import KINDS, kinds, write_recipe
+from support.report_runs import KINDS, write_recipe
 
 
 def call(*arguments):
@@ -219,44 +218,6 @@ def test_a_report_that_fails_is_a_warning(copy_of, caplog):
     (run / "report.html").mkdir()
     assert write_after_run(run, report=True) is None
     assert "the run is complete, but writing the report failed (" in caplog.text
-
-
-def scores_of(lines):
-    """The numbers over all rows, and those of each class: the two parts of what commands print."""
-    blank = lines.index("")
-    header, *rows = [line.split() for line in lines[blank + 1 : lines.index("", blank + 1)]]
-    overall = {line.split()[0]: line.split()[1] for line in lines[:blank]}
-    return overall, header, {tuple(row[: 1 - len(header)]): tuple(row[1 - len(header) :]) for row in rows}
-
-
-WITH_CLASSES = kinds("labels", "pairs", "tags", without=("numbers", "choices", "masks"))
-
-
-@pytest.mark.parametrize("name", WITH_CLASSES)
-def test_commands_and_page_show_each_number_once_and_the_same_classes(copy_of, name):
-    run, home = copy_of(name)
-    report = make_report(run)
-    (metrics,) = (run_report.metrics for run_report in report.runs)
-    evaluated = call("evaluate", run / "model", home / "dev.jsonl").stdout.splitlines()
-    done = call("train", run / "recipe.toml", "--quiet", "--output-dir", run)
-    assert done.exit_code == 0, done.stderr
-    trained = done.stdout.splitlines()
-    reported = call("report", run).stdout.splitlines()
-    overall, header, rows = scores_of(evaluated)
-    assert header[-1] == "support"
-    recorded_overall, *recorded_rows = scores_of(trained[1:])
-    assert recorded_rows == [header, rows]
-    assert {key: recorded_overall[key] for key in overall} == overall
-    assert recorded_overall.keys() - overall.keys() <= {"untuned_f1"}
-    kept = {"HasAns": ("with", "an", "answer"), "NoAns": ("without", "an", "answer")}
-    scores_by_name = {kept.get(*words, words) if len(words) == 1 else words: scores for words, scores in rows.items()}
-    assert {words: scores_by_name[words] for words in scores_of(reported)[2]} == scores_of(reported)[2]
-    shown = set(overall)
-    assert not {"f1", "macro_f1"} <= shown or len(report.runs[0].tasks[""].output.labels) == 2
-    assert overall.items() <= {key: format_number(value) for key, value in metrics.items()}.items()
-    html = report.output.read_text("utf-8")
-    recorded = html.partition("as recorded by the run")[2].partition("</table>")[0]
-    assert set(re.findall(r'<th scope="row">([^<]*)<', recorded)) == shown | ({"untuned_f1"} & metrics.keys())
 
 
 def test_a_metric_that_equals_another_is_shown_under_one_name(copy_of):

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bert_tasks import evaluate
@@ -42,6 +42,7 @@ def test_validation_rows_are_scored_as_evaluate_scores_them(run_of, tmp_path):
 
 
 @settings(max_examples=25)
+@example([str(number) for number in range(MOST_VALUES + 5)])
 @given(st.lists(st.one_of(st.none(), st.text(max_size=3), st.integers(0, 60)), min_size=1, max_size=120))
 def test_every_row_is_in_one_group(values):
     rows = [{RECORD: json.dumps({"c": value}), "text": "x", "line": n} for n, value in enumerate(values)]

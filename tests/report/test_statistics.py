@@ -93,6 +93,12 @@ def test_calibration_error_by_hand():
     assert calibration([], []) is None
 
 
+def test_few_rows_are_exchanged_in_all_ways():
+    """Of the 8 exchanges of 3 rows, only none and all give a difference of 1 or -1."""
+    test = permutation_test(mean_of([0, 0, 0]), mean_of([1, 1, 1]), "mean")
+    assert (test.p, test.draws) == (0.25, 8)
+
+
 def test_undefined_numbers_have_no_interval():
     nothing = MetricFormula(
         names=("none",),

@@ -285,7 +285,8 @@ def test_health_readiness_and_counters(model_of: ModelOf) -> None:
         assert samples["bert_tasks_queue_depth"] == {"": 0}
         assert samples["bert_tasks_ready"] == {"": 1}
         served.draining.append(True)
-        assert (await served.client.get("/readyz")).status_code == 503
+        draining = await served.client.get("/readyz")
+        assert (draining.status_code, draining.headers["connection"]) == (503, "close")
         assert (await served.client.get("/healthz")).status_code == 200
         assert (await counters(served))["bert_tasks_ready"] == {"": 0}
 

@@ -108,11 +108,6 @@ def test_tables_have_the_messages_of_files(model_of: ModelOf) -> None:
     assert message_of(lambda: predict(model, Dataset.from_list(rows))) == said
 
 
-def test_a_missing_column_is_told_with_the_columns_of_the_row(model_of: ModelOf) -> None:
-    said = message_of(lambda: model_of("single").predict([{"review": "a", "stars": 1}]))
-    assert said == "row 0: missing text in column 'text'. The row has 'review', 'stars'."
-
-
 @pytest.mark.parametrize("use", [evaluate, predict])
 def test_columns_that_rows_in_memory_lack_are_named(use: Callable[..., object], model_of: ModelOf) -> None:
     example = EXAMPLES["single"]

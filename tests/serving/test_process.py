@@ -7,13 +7,11 @@ import re
 import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import fields, replace
-from http.client import HTTPConnection
 from pathlib import Path
 
 import httpx2
@@ -74,36 +72,6 @@ def test_a_served_model_answers_and_on_sigterm_ends_after_the_running_requests(
     assert served.answered() == 4
     with pytest.raises(httpx2.ConnectError):
         httpx2.get(served.url)
-
-
-def ask_until_told_to_close(port: int, pause: float, begun: threading.Semaphore) -> None:
-    """Sends requests on one connection until a response says that it closes; any other end is an error."""
-    body, headers = json.dumps({"text": TEXTS[0]}), {"content-type": "application/json"}
-    with closing(HTTPConnection("127.0.0.1", port, timeout=PATIENCE)) as connection:
-        while True:
-            connection.request("POST", "/predict", body, headers)
-            response = connection.getresponse()
-            response.read()
-            assert response.status == 200
-            begun.release()
-            if response.getheader("connection") == "close":
-                return
-            time.sleep(pause)
-
-
-@pytest.mark.slow
-def test_clients_that_keep_their_connection_are_told_to_close_it(folder_of: FolderOf, tmp_path: Path) -> None:
-    served = Serving(folder_of("single"), folder=tmp_path)
-    begun, port = threading.Semaphore(0), int(served.url.rpartition(":")[2])
-    with ThreadPoolExecutor(32) as pool:
-        clients = [pool.submit(ask_until_told_to_close, port, number % 4 / 2, begun) for number in range(32)]
-        for _ in range(100):
-            begun.acquire(timeout=PATIENCE)
-        served.program.send(signal.SIGTERM)
-        failures = [client.exception() for client in clients]
-    ended = served.program.wait()
-    assert failures == [None] * 32
-    assert (ended.code, ended.err) == (0, "")
 
 
 @pytest.mark.slow
@@ -331,45 +299,6 @@ def test_what_still_runs_after_the_grace_time_is_given_up(folder_of: FolderOf, t
     assert ended.code == 0
     assert served.answered() == 0
     assert "Traceback" not in ended.err
-
-
-@pytest.mark.slow
-def test_sigterm_under_load_loses_nothing_that_was_accepted(folder_of: FolderOf, tmp_path: Path) -> None:
-    """Every answer that the server counts arrived whole at a caller, and is the answer to his own row."""
-    served = Serving(folder_of("regression"), "--limit", "queue=1000", folder=tmp_path)
-    texts = [f"{TEXTS[number % 8]} {number}" for number in range(64)]
-    with httpx2.Client(base_url=served.url, timeout=PATIENCE) as client:
-        rows = {"inputs": [{"text": text} for text in texts]}
-        expected = [answer["score"] for answer in client.post("/predict", json=rows).json()["predictions"]]
-    stopped, answered = threading.Event(), list[tuple[int, float]]()
-
-    def call(worker: int) -> None:
-        number = worker
-        # a connection for each request: none is idle when the server closes
-        with httpx2.Client(base_url=served.url, timeout=PATIENCE, headers={"connection": "close"}) as client:
-            while not stopped.is_set():
-                number = (number + 7) % len(texts)
-                try:
-                    response = client.post("/predict", json={"text": texts[number]})
-                except httpx2.TransportError:  # not let in: the server's own count tells whether it was
-                    continue
-                assert response.status_code == 200
-                answered.append((number, response.json()["score"]))
-
-    with ThreadPoolExecutor(24) as pool:
-        workers = [pool.submit(call, worker) for worker in range(24)]
-        while len(answered) < 400:
-            assert not any(worker.done() for worker in workers)
-            time.sleep(0.01)
-        served.program.send(signal.SIGTERM)
-        ended = served.program.wait()
-        stopped.set()
-        for worker in workers:
-            worker.result()
-    assert (ended.code, ended.err) == (0, "")
-    assert served.answered() == len(answered) + 1
-    for number, score in answered:
-        assert score == pytest.approx(expected[number], abs=2e-5)
 
 
 @pytest.mark.slow
