@@ -78,7 +78,6 @@ CLASSES = {
             "tests/data/test_checks.py",
             "tests/data/test_conversion.py",
             "tests/data/test_conll.py",
-            "tests/data/test_squad_json.py",
             "tests/data/test_arrow_cache.py",
             "tests/recipe/test_errors.py",
         ),

@@ -1,18 +1,13 @@
-"""Owns single edits of files: one field of a JSON file, or one cell of an SQLite file, gets another value."""
+"""Owns single edits of files: one field of a JSON file gets another value."""
 
 import copy
-import shutil
-import sqlite3
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 from bert_tasks.errors import BertTasksError
 from bert_tasks.terminal import printable
 
 VALUES: tuple[Any, ...] = (None, 0, 1, "x", [], {})
-CELLS: tuple[Any, ...] = (None, 0, 1, "x", "", b"\x00\xff")
 REFUSED = (2, 4)  # exit codes: usage or recipe, model or checkpoint
 _MOST_KEYS = 6  # of an object below the file's own
 
@@ -37,29 +32,6 @@ def _paths(content: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]
         keys = [*keys[: _MOST_KEYS // 2], *keys[-_MOST_KEYS // 2 :]]
     for key in keys:
         yield from _paths(content[key], (*path, key))
-
-
-def cell_edits(source: Path, target: Path, *, rows: int, values: Iterable[Any] = CELLS) -> Iterator[str]:
-    """Yields the name of each edit of a cell in the first rows of each table; ``target`` is the file with it."""
-    with closing(sqlite3.connect(source)) as connection:
-        tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-        cells = [
-            (table, column[1], row)
-            for table in tables
-            for column in connection.execute(f"PRAGMA table_info({table})").fetchall()
-            for (row,) in connection.execute(f"SELECT rowid FROM {table} LIMIT {rows}").fetchall()
-        ]
-    for table, column, row in cells:
-        for value in values:
-            shutil.copyfile(source, target)
-            with closing(sqlite3.connect(target)) as connection:
-                connection.execute("PRAGMA synchronous = OFF")
-                try:
-                    connection.execute(f'UPDATE {table} SET "{column}" = ? WHERE rowid = ?', (value, row))
-                except sqlite3.IntegrityError:  # SQLite itself does not accept it
-                    continue
-                connection.commit()
-            yield f"{table}.{column} of row {row} = {value!r}"
 
 
 def exit_code(call: Callable[[], object]) -> int:
