@@ -1,6 +1,7 @@
 """How texts and pairs become windows of tokens, against what the tokenizer does without limits."""
 
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,9 +9,11 @@ from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.data.features import Samples, cached_features
 from bert_tasks.data.rows import Rows
-from bert_tasks.errors import DataError
+from bert_tasks.errors import DataError, UsageError
+from bert_tasks.outputs.features import Feature
 from bert_tasks.tasks import SequenceClassification, SpanExtraction, TokenClassification
 from bert_tasks.tasks.base import Task
+from bert_tasks.tasks.features import checked_features
 from support.small_tokenizers import LINES
 
 LABELS = ("negative", "neutral", "positive")
@@ -73,3 +76,36 @@ def test_the_windows_of_a_long_text_are_one_sample(
     features = cached_features(table, features=task.features, tokenizer=wordpiece_tokenizer, key={})
     assert len(features) >= 4
     assert len(Samples.of(features, task.sample)) == (2 if is_one else len(features))
+
+
+class OwnTask:
+    """A task that is not built in, with one feature of these ids."""
+
+    def __init__(self, input_ids: list[int], token_type_ids: list[int]) -> None:
+        self.feature = Feature(row=0, input_ids=input_ids, token_type_ids=token_type_ids)
+
+    def features(self, rows: Any, tokenizer: Any) -> list[Feature]:
+        return [self.feature]
+
+
+@pytest.mark.parametrize(
+    ("input_ids", "token_type_ids", "segments", "message"),
+    [
+        ([0, 9], [0, 1], 2, None),
+        ([0, 10, 12], [0, 0, 0], 2, "the input_ids of a feature hold 12, but the model has embeddings for 0 to 9 only"),
+        ([10], [0], 2, "the input_ids of a feature hold 10, but"),
+        ([4, -1], [0, 0], 2, "the input_ids of a feature hold -1, but"),
+        ([4, 4], [0, 2], 2, "the token_type_ids of a feature hold 2, but the model has embeddings for 0 to 1 only"),
+        ([4, 4], [0, 2], 0, None),  # a model without segments ignores their ids
+    ],
+)
+def test_ids_outside_of_the_embeddings_are_named(
+    input_ids: list[int], token_type_ids: list[int], segments: int, message: str | None
+) -> None:
+    task: Any = OwnTask(input_ids, token_type_ids)
+    config: Any = SimpleNamespace(vocab_size=10, type_vocab_size=segments)
+    if message is None:
+        assert checked_features(task, [{}], None, config) == [task.feature]  # type: ignore[arg-type]  # not read
+        return
+    with pytest.raises(UsageError, match=f"OwnTask: {message}"):
+        checked_features(task, [{}], None, config)  # type: ignore[arg-type]  # not read

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from bert_tasks.data.columns import Row
+from bert_tasks.data.columns import RECORD, Row
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.families import encoder_config
 from bert_tasks.outputs.features import Feature
@@ -169,6 +169,11 @@ class TestRender:
     def test_columns_of_conlleval(self, extension: str) -> None:
         expected = "Ana B-PER B-PER\n_ O O\nNew_York O I-LOC\n_a_b O O\n\n\nRom B-LOC O\n\n"
         assert rendered(TASK.output, self.ANSWERS, self.ROWS, extension) == expected
+
+    def test_columns_of_conllu(self) -> None:
+        row = {RECORD: '{"comments": ["# text = Ana", "no comment", "# two\\nlines"]}'}
+        expected = "# text = Ana\n1\tAna\t_\tB-PER" + "\t_" * 6 + "\n2\t_\t_\tO" + "\t_" * 6 + "\n\n"
+        assert rendered(TASK.output, [answer(["Ana", ""], ["B-PER", "O"])], [row], ".conllu") == expected
 
     def test_without_tags_and_in_another_scheme(self) -> None:
         output = Tags(labels=("O", "B-A", "I-A", "E-A", "S-A"))
