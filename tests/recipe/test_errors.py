@@ -62,6 +62,7 @@ seed = 1
         (MINIMAL + "[optim]\nepochs = 0\n", "recipe.toml:7: epochs is 0, expected at least 1"),
         (MINIMAL + "[optim]\nepochs = 2.5\n", "epochs is 2.5, expected an integer"),
         (MINIMAL + "[optim]\nlearning_rate = true\n", "learning_rate is true, expected a number"),
+        (MINIMAL + "[optim]\nmax_grad_norm = false\n", "max_grad_norm is false, expected a number"),
         (MINIMAL + "validation_share = true\n", "recipe.toml:6: validation_share is true, expected a number"),
         (MINIMAL + "validation = 5\n", "recipe.toml:6: validation is 5, expected a string or a table"),
         (MINIMAL + "validation = {a = 'x', b = 5}\n", "recipe.toml:6: validation.b is 5, expected a string"),
