@@ -13,7 +13,6 @@ from bert_tasks.metrics.squad import squad_v2_metrics
 from bert_tasks.metrics.tagging import tagging_metrics
 from bert_tasks.recipe.schema import load_recipe
 from bert_tasks.report import make_report
-from support.marks import slow_except
 from support.report_runs import write_rows
 from support.task_examples import CHOICES, CLASSES, NUMBERS, PAIRS, SENTENCES, SETS, SOME_WITHOUT_ANSWER, SPANS
 
@@ -91,7 +90,8 @@ def repeated(row: Line, number: int) -> dict[str, Any]:
     return {**row, **named, column: f"{row[column]} n{number}"}
 
 
-@pytest.mark.parametrize("name", slow_except(CASES, "answers"))
+@pytest.mark.slow  # two folds of each task, which test_folds.py trains for one
+@pytest.mark.parametrize("name", CASES)
 def test_metrics_are_those_of_the_written_predictions(name: str, checkpoint: Path, tmp_path: Path) -> None:
     task, rows, settings, naive, fitted = CASES[name]
     write_rows(tmp_path / "train.jsonl", [repeated(row, number) for number in range(REPEATS) for row in rows])

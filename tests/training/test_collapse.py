@@ -89,7 +89,7 @@ def test_the_command_line_and_the_report_show_the_note(recipe, tmp_path, command
     (note,) = json.loads((tmp_path / "out" / "metrics.json").read_text("utf-8"))["notes"]
     assert told.err.count(note) == 1  # by the run itself
     assert note not in told.out
-    for options in ([], ["--quiet"], ["--overwrite", "--quiet"]):  # the first two find the run complete
+    for options in ([], ["--quiet"]):  # the run is complete
         assert command("train", recipe, *options).err == f"note: {note}\n"
     command("evaluate", tmp_path / "out", tmp_path / "dev.csv")
     assert "dev.csv: the model predicts 'negative' for every row, although the labels of the rows differ" in caplog.text

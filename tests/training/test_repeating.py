@@ -12,7 +12,7 @@ from support.runs import digests, events, write_recipe
 
 @pytest.mark.parametrize("precision", slow_except(["no", "bf16"], "no"))
 def test_recipe_of_a_run_gives_its_bits(precision: str, dropout_checkpoint: Path, tmp_path: Path) -> None:
-    recipe = write_recipe(tmp_path, dropout_checkpoint, rows=24, epochs=2)
+    recipe = write_recipe(tmp_path, dropout_checkpoint, rows=12, epochs=1)
     text = recipe.read_text("utf-8").replace("[run]", f'mixed_precision = "{precision}"\n[run]')
     recipe.write_text(text, "utf-8")
     train(load_recipe(recipe), progress=False)

@@ -177,7 +177,7 @@ class WithTable(Supervised):
         return (replace(term, total=term.total + penalty * term.count),)
 
 
-@pytest.mark.parametrize("objective", [Supervised, WithTable])
+@pytest.mark.parametrize("objective", slow_except([Supervised, WithTable], Supervised))
 def test_sparse_gradients_of_embeddings_change_no_weight(wide_checkpoint, objective):
     weights, logs = [], []
     for enabled in (True, False):
