@@ -389,7 +389,9 @@ class TestRefusals:
     def test_outputs(self, data: Path, tmp_path: Path) -> None:
         self.refused("is both output and input", data, data)
         (tmp_path / "link.csv").symlink_to(data)
-        self.refused("is both output and input", data, tmp_path / "link.csv")
+        (tmp_path / "name.csv").hardlink_to(data)
+        for name in ("link.csv", "name.csv"):
+            self.refused("is both output and input", data, tmp_path / name)
         self.refused("no output format 'xlsx'", data, tmp_path / "a", format="xlsx")
         self.refused("parquet cannot be written to a stream", data, io.BytesIO(), format="parquet")
         self.refused("only written with on_error='skip'", data, tmp_path / "a.csv", rejects=tmp_path / "r")
@@ -398,7 +400,7 @@ class TestRefusals:
         self.refused("expected 'fail' or 'skip'", data, tmp_path / "a.csv", on_error="ignore")
         skipping = {"on_error": "skip", "rejects": tmp_path / "a.csv"}
         self.refused("is both output and rejects", data, tmp_path / "a.csv", **skipping)
-        assert names(tmp_path) == ["link.csv", "new.csv"]
+        assert names(tmp_path) == ["link.csv", "name.csv", "new.csv"]
 
     @pytest.mark.parametrize(("content", "told"), [("", "the file is empty"), ("text,id\n", "no rows")])
     def test_files_without_rows(self, content: str, told: str, model: TaskModel, tmp_path: Path) -> None:

@@ -139,6 +139,7 @@ def test_heads_that_transformers_lacks(family: str, pooling: str, stock: Save, t
     assert set(load_file(tmp_path / "saved" / "task_head.safetensors")) == expected
     keys = set(load_file(tmp_path / "saved" / "model.safetensors"))
     assert not any("classifier" in key or "pooler" in key for key in keys)
+    assert keys <= load_file(stock(family, "base") / "model.safetensors").keys()  # without the prefix of other models
     again = TaskModel.from_pretrained(tmp_path / "saved")
     assert torch.equal(our_logits(again, folder), our_logits(ours, folder))
     assert again.task == ours.task
