@@ -130,6 +130,19 @@ def test_windows_text_is_told_by_its_bytes(draft: Callable[..., RecipeDraft], tm
     assert read(result) == expected(rows)
 
 
+@pytest.mark.parametrize("encoding", ["cp1251", "latin-1", "shift_jis", "cp437"])
+def test_other_encodings_are_not_taken_for_windows(
+    encoding: str, draft: Callable[..., RecipeDraft], tmp_path: Path
+) -> None:
+    word = {"cp1251": "\u201e\u043c\u043e\u0440\u0435\u201c", "shift_jis": "\u6d77\u3067\u3059", "cp437": "caf\u00e9"}
+    text = word.get(encoding, "caf\u00e9")
+    content = "text,label\n" + "".join(f"{f'{text} ' * 9}{row['text']},{row['label']}\n" for row in REVIEWS)
+    path = write("reviews.csv", lambda path: path.write_bytes(content.encode(encoding)), tmp_path)
+    with pytest.raises(DataError, match=r"bytes that are not utf-8. Name the file's encoding with --encoding") as error:
+        draft(path)
+    assert "latin-1" not in str(error.value)
+
+
 # Choices
 
 COLOURS = ("red", "blue", "green")

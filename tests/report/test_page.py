@@ -144,15 +144,16 @@ def test_a_page_shows_the_start_of_a_long_recipe(run_of):
 
 def test_counts_in_the_table_of_folds_are_whole_numbers():
     runs = [
-        FoldRun.model_construct(metrics={"support_a": 3.0, "f1_a": 1.0, "exact": 50.0}),
+        FoldRun.model_construct(metrics={"support_a": 3.0, "support_b": 2.0, "f1_a": 1.0, "exact": 50.0}),
         FoldRun.model_construct(metrics={"support_a": 4.0, "exact": 33.25}),
     ]
     metrics = {
         name: FoldMetric(out_of_fold=value, mean=3.5, std=0.5)
-        for name, value in {"support_a": 7.0, "f1_a": 1.0, "exact": 40.0}.items()
+        for name, value in {"support_a": 7.0, "support_b": 2.0, "f1_a": 1.0, "exact": 40.0}.items()
     }
     assert _fold_rows(FoldsRecord.model_construct(metrics=metrics, runs=runs)) == [
         ("support_a", ["7", "3.5", "0.500", "3", "4"]),
+        ("support_b", ["2", "3.5", "0.500", "2", "\N{EN DASH}"]),
         ("f1_a", ["1.000", "3.5", "0.500", "1.000", "\N{EN DASH}"]),
         ("exact", ["40.0", "3.5", "0.500", "50.0", "33.2"]),
     ]

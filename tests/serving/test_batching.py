@@ -156,9 +156,9 @@ async def test_a_server_stops_during_an_explanation(model_of: ModelOf, monkeypat
 @in_event_loop
 async def test_a_full_batch_does_not_wait(model_of: ModelOf) -> None:
     gauge = Gauge(model_of("single"))
-    async with batcher(gauge, batch_tokens=14, max_wait=60) as opened, asyncio.timeout(PATIENCE / 4):
+    async with batcher(gauge, batch_tokens=12, max_wait=60) as opened, asyncio.timeout(PATIENCE / 4):
         await asyncio.gather(*(opened.answer([ROW]) for _ in range(6)))  # 6 tokens each
-    assert gauge.batches == [3, 3]
+    assert gauge.batches == [2, 2, 2]
 
 
 @in_event_loop
