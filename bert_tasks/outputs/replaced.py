@@ -1,6 +1,9 @@
-"""Tokens that replace others, one logit for each token (Clark et al., arXiv:2003.10555).
+"""The output of replaced-token detection, with one logit for each token.
 
-Shape legend: B windows, T tokens of a window, R masked tokens.
+Owns its predictions, loss, metrics and report (Clark et al., arXiv:2003.10555). Only evaluation knows which tokens the
+generator replaced, so predictions of other texts have neither metrics nor a report.
+
+Shape legend: T tokens of a window, N tokens of a batch or of all windows of a row.
 """
 
 import math
@@ -38,7 +41,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 GENERATOR, DISCRIMINATOR = "generator", "discriminator"  # the terms of the loss
-_UNKNOWN = -1.0  # instead of what only evaluation knows of a token
+MeasuredToken = tuple[float, bool, bool]  # (logit, is replaced, is masked) of a token in evaluation
+_DETECTED_ABOVE = 0.5  # the probability above which a token counts as detected
+# The columns of the tables that ``Replaced.compact`` returns. A float32 holds ids exactly up to 2**24, which is more
+# than any vocabulary has.
+_ORIGINAL_ID, _IS_WORD, _LOGIT, _IS_REPLACED, _IS_MASKED, _INPUT_ID = range(6)
+_EVALUATED_COLUMNS = 4  # those from _LOGIT on, which ``ReplacedTokenOutput.split`` returns
+_UNKNOWN = -1.0  # in the columns after _LOGIT, if nothing was replaced
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,37 +55,44 @@ class ReplacedTokenPrediction(Prediction):
     """The prediction for one row of replaced-token detection.
 
     Attributes:
-        tokens, ids: Texts and ids of its tokens, without the special tokens around it.
-        scores: Probability that each replaces another one.
-        measured: (logit, replaced, masked) of each token that the discriminator saw. In evaluation only.
-        originals: Ids of the tokens before some were replaced. In evaluation only.
-        example: A row that a report may show, without its line.
+        tokens, ids: Texts and ids of the tokens that the discriminator took as input, without special tokens.
+        scores: Probability of each of these tokens that it replaces another one.
+        measured: (logit, is replaced, is masked) of each token, special tokens included, so it may be longer than
+            ``tokens``. In evaluation only.
+        originals: Id of each of ``tokens`` before the generator replaced some. In evaluation only.
+        example: The text as a report shows it, without its line. Only for rows with the largest errors.
     """
 
     tokens: tuple[str, ...]
     scores: tuple[float, ...]
-    measured: tuple[tuple[float, bool, bool], ...] = field(default=(), metadata=NOT_WRITTEN)
+    measured: tuple[MeasuredToken, ...] = field(default=(), metadata=NOT_WRITTEN)
     ids: tuple[int, ...] = field(default=(), metadata=NOT_WRITTEN)
     originals: tuple[int, ...] = field(default=(), metadata=NOT_WRITTEN)
     example: Example | None = field(default=None, metadata=NOT_WRITTEN)
 
     @property
-    def worst(self) -> float:
-        """The largest difference of a token's score from the right score, in evaluation."""
+    def largest_error(self) -> float:
+        """The largest distance of a score from 1 (replaced) or 0 (original).
+
+        It is 0 outside of evaluation, and for a row without tokens.
+        """
         if not self.originals:
             return 0.0
-        tokens = zip(self.ids, self.originals, self.scores, strict=True)
-        return max((abs((token != original) - score) for token, original, score in tokens), default=0.0)
+        errors: list[float] = []
+        for token_id, original_id, score in zip(self.ids, self.originals, self.scores, strict=True):
+            is_replaced = token_id != original_id
+            errors.append(abs(is_replaced - score))
+        return max(errors)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Replaced(Output[ReplacedTokenPrediction]):
-    """Whether each token replaces another one, by a sigmoid over one logit.
+    """Predicts whether each token replaces another one, by a sigmoid over a logit.
 
     It is the output of ELECTRA's pre-training (Clark et al., https://arxiv.org/abs/2003.10555), which learns from every
     token of a text instead of the masked ones only. A small masked language model, the generator, fills in the masks,
-    and the discriminator, which is the model that is kept, finds what it has replaced. In training and evaluation, the
-    generator's logits for the masked tokens are part of the output.
+    and the discriminator, which is the model that is kept, finds what it has replaced. In training and evaluation the
+    logits are a ``ReplacedTokenOutput`` with those of the generator, otherwise a tensor of the discriminator's.
 
     Attributes:
         labels: None. Do not set them.
@@ -97,7 +113,7 @@ class Replaced(Output[ReplacedTokenPrediction]):
         "replaced-token detection cannot learn from a teacher, because a generator that learns, too, makes its inputs"
     )
     column: ClassVar[Column | None] = None
-    size: ClassVar[int] = 1
+    size: ClassVar[int] = 1  # the logit of each token
     discriminator_weight: float = 50.0
 
     def __post_init__(self) -> None:
@@ -109,17 +125,23 @@ class Replaced(Output[ReplacedTokenPrediction]):
     # Training
 
     def counts(self, features: Sequence[Feature]) -> dict[str, float]:
-        """Returns the number of masked tokens, and of all tokens of windows that were prepared."""
+        """Returns the numbers of masked tokens and of all tokens.
+
+        Only windows that ``Task.prepare`` has masked count.
+        """
         masked, tokens = 0, 0
         for feature in features:
             labels = feature.get("labels")
+            # Empty labels are not None: the discriminator learns from a window that has nothing to mask, too.
             if labels is not None:
                 masked += len(labels)
                 tokens += len(feature["input_ids"])
         return {GENERATOR: float(masked), DISCRIMINATOR: float(tokens)}
 
     def loss(self, logits: Any, batch: PackedBatch) -> tuple[LossTerm, ...]:
-        """Returns the cross entropy of the masked tokens, and of whether each of all tokens was replaced.
+        """Returns the cross entropies of the generator and of the discriminator.
+
+        The generator's is over the masked tokens, and the discriminator's, of replaced or not, over all tokens.
 
         Raises:
             UsageError: The logits come from a model without its generator.
@@ -129,14 +151,15 @@ class Replaced(Output[ReplacedTokenPrediction]):
             if len(batch.labels) > 0:
                 raise UsageError(f"{self.name}: a loss needs what the generator returns, not logits alone")
             return (no_loss(GENERATOR, logits), no_loss(DISCRIMINATOR, logits, weight=weight))
-        # A token that the generator happens to draw as it was counts as not replaced, as in ELECTRA.
-        masked = logits.generator.cross_entropy(batch.labels.long())
-        masked_count = masked.new_full((), len(logits.generator)).detach()
-        replaced = F.binary_cross_entropy_with_logits(logits.logits, logits.replaced.to(logits.dtype), reduction="sum")
-        count = replaced.new_full((), len(logits.logits)).detach()
+        generator_total = logits.generator.cross_entropy(batch.labels.long())
+        generator_count = generator_total.new_full((), len(logits.generator)).detach()
+        # If the generator draws the original token, it counts as not replaced, as in ELECTRA.
+        is_replaced = logits.replaced.to(logits.dtype)  # [N]
+        discriminator_total = F.binary_cross_entropy_with_logits(logits.logits, is_replaced, reduction="sum")
+        discriminator_count = discriminator_total.new_full((), len(logits.logits)).detach()
         return (
-            LossTerm(name=GENERATOR, total=masked, count=masked_count),
-            LossTerm(name=DISCRIMINATOR, total=replaced, count=count, weight=weight),
+            LossTerm(name=GENERATOR, total=generator_total, count=generator_count),
+            LossTerm(name=DISCRIMINATOR, total=discriminator_total, count=discriminator_count, weight=weight),
         )
 
     # Predictions
@@ -144,17 +167,25 @@ class Replaced(Output[ReplacedTokenPrediction]):
     def compact(self, logits: Sequence[Tensor], features: Sequence[Feature]) -> Sequence[Tensor]:
         """Returns ``[T, 6]`` for each window.
 
-        The columns are the original id, whether it is of a word, the logit, replaced, masked, and the id that was read.
-        The last three are -1 in predictions, for which nothing is replaced.
+        The columns are the original id, whether it is of a word, the logit, whether the token is replaced, whether it
+        is masked, and the id that the discriminator took as input. The last three are -1 if nothing was replaced.
+
+        Args:
+            logits: For each window ``[T, 4]`` as ``ReplacedTokenOutput.split`` returns it, or ``[T, 1]`` logits alone,
+                if nothing was replaced.
+            features: The features, in evaluation with masks.
         """
         tables = []
-        for table, feature in zip(logits, features, strict=True):
+        for window_logits, feature in zip(logits, features, strict=True):
             word_ids = feature["word_ids"]
+            # For the type checker, because the task always sets word_ids. Lists of two lengths would fail below.
             are_words = [] if word_ids is None else [float(word != NO_WORD) for word in word_ids]
-            originals = torch.tensor([_original_ids(feature), are_words], dtype=table.dtype).t().to(table.device)
-            if table.shape[1] != 4:  # logits alone, because nothing was replaced
-                table = F.pad(table, (0, 3), value=_UNKNOWN)
-            tables.append(torch.cat([originals, table], dim=1))
+            known = torch.tensor([_original_ids(feature), are_words], dtype=window_logits.dtype)  # [2, T]
+            known = known.t().to(window_logits.device)  # [T, 2]
+            evaluated = window_logits  # [T, 4]
+            if evaluated.shape[1] != _EVALUATED_COLUMNS:  # logits alone
+                evaluated = F.pad(window_logits, (0, _EVALUATED_COLUMNS - 1), value=_UNKNOWN)
+            tables.append(torch.cat([known, evaluated], dim=1))
         return tables
 
     def decode(
@@ -165,8 +196,8 @@ class Replaced(Output[ReplacedTokenPrediction]):
         tokenizer: "PreTrainedTokenizerBase",
     ) -> list[ReplacedTokenPrediction]:
         predictions = []
-        for windows in windows_by_row(features):
-            tables = [compact[window] for window in windows]
+        for window_indices in windows_by_row(features):
+            tables = [compact[index] for index in window_indices]
             predictions.append(_prediction(torch.cat(tables), tokenizer))
         return _with_examples(predictions, tokenizer)
 
@@ -180,24 +211,29 @@ class Replaced(Output[ReplacedTokenPrediction]):
         Raises:
             DataError: No token was masked.
         """
-        if not any(masked for _, _, masked in _measured_tokens(predictions)):
+        if not any(is_masked for _, _, is_masked in _measured_tokens(predictions)):
             raise DataError("no token was masked, because the texts are empty")
         metrics = {}
         for name, value in _measure(predictions).values().items():
+            # None is undefined, such as the recall if the generator has drawn the original tokens only.
             metrics[name] = math.nan if value is None else value
         return metrics
 
     def decisions(self, prediction: ReplacedTokenPrediction) -> Sequence[bool]:
         """Returns for each token whether it seems to be replaced."""
-        return [score > 0.5 for score in prediction.scores]
+        return [score > _DETECTED_ABOVE for score in prediction.scores]
 
     def degeneracy(self, predictions: Sequence[ReplacedTokenPrediction], rows: Sequence[Row]) -> str | None:
-        """Compares the tokens of evaluation, of which the generator has replaced some."""
+        """Returns what the model predicts for every token in evaluation, if it is one and the same.
+
+        ``Output.degeneracy`` takes labels from the rows, but here they come from the generator. None if these are all
+        alike, because then it may be right to predict one and the same.
+        """
         labels = set[bool]()
         decisions = set[bool]()
         for logit, is_replaced, _ in _measured_tokens(predictions):
             labels.add(is_replaced)
-            decisions.add(logit > 0)
+            decisions.add(logit > 0)  # a logit above 0 is a probability above one half
         if len(labels) < 2 or len(decisions) > 1:
             return None
         word = "replaced" if decisions.pop() else "original"
@@ -209,17 +245,17 @@ class Replaced(Output[ReplacedTokenPrediction]):
         pairs: list[tuple[Row, ReplacedTokenPrediction]] = []
         results: list[RowResult] = []
         for row, prediction in zip(rows, predictions, strict=True):
-            if prediction.measured:
+            if prediction.measured:  # otherwise the prediction is not from evaluation
                 pairs.append((row, prediction))
                 results.append(_result(row, prediction))
-        measured = [prediction for _, prediction in pairs]
+        evaluated = [prediction for _, prediction in pairs]
         figures = {"tokens": 0, "masked": 0, "replaced": 0}
-        for _, is_replaced, is_masked in _measured_tokens(measured):
+        for _, is_replaced, is_masked in _measured_tokens(evaluated):
             figures["tokens"] += 1
             figures["masked"] += is_masked
             figures["replaced"] += is_replaced
         return ReportSections(
-            measure=_measure(measured),
+            measure=_measure(evaluated),
             unit="texts",
             headline=("auc", "precision", "recall", "generator_accuracy"),
             results=tuple(results),
@@ -229,7 +265,11 @@ class Replaced(Output[ReplacedTokenPrediction]):
 
 
 def _original_ids(feature: Feature) -> list[int]:
-    """Returns the ids of a window before some were masked."""
+    """Returns the ids of a window before some were masked.
+
+    The labels of a masked window are the ids that were at its ``gather_positions``. A window that was not masked has
+    none of them.
+    """
     ids = list(feature["input_ids"])
     positions, labels = feature.get("gather_positions"), feature.get("labels")
     if positions is not None and labels is not None:
@@ -239,26 +279,26 @@ def _original_ids(feature: Feature) -> list[int]:
 
 
 def _prediction(table: Tensor, tokenizer: "PreTrainedTokenizerBase") -> ReplacedTokenPrediction:
-    """Returns the prediction of a row.
+    """Returns the prediction of a row, without an example.
 
     Args:
-        table: ``[T, 6]`` the columns of ``Replaced.compact`` for all of its windows.
+        table: ``[N, 6]`` the columns of ``Replaced.compact`` for all of its windows.
         tokenizer: The tokenizer of the model.
     """
-    of_words = table[table[:, 1] > 0]
-    measured: list[tuple[float, bool, bool]] = []
-    for logit, replaced, masked in table[:, 2:5].tolist():
+    measured: list[MeasuredToken] = []
+    for logit, replaced, masked in table[:, _LOGIT:_INPUT_ID].tolist():
         if masked != _UNKNOWN:
             measured.append((logit, replaced > 0, masked > 0))
-    ids: tuple[int, ...] = tuple(of_words[:, 0].long().tolist())
+    of_words = table[table[:, _IS_WORD] > 0]
+    ids: tuple[int, ...] = tuple(of_words[:, _ORIGINAL_ID].long().tolist())
     originals: tuple[int, ...] = ()
-    if measured:  # the discriminator read other tokens than those of the text
+    if measured:  # the generator has replaced tokens, so the discriminator's are not those of the text
         originals = ids
-        ids = tuple(of_words[:, 5].long().tolist())
+        ids = tuple(of_words[:, _INPUT_ID].long().tolist())
     tokens = tokenizer.convert_ids_to_tokens(list(ids))
     return ReplacedTokenPrediction(
         tokens=tuple(str(token) for token in tokens),
-        scores=tuple(of_words[:, 2].sigmoid().tolist()),
+        scores=tuple(of_words[:, _LOGIT].sigmoid().tolist()),
         measured=tuple(measured),
         ids=ids,
         originals=originals,
@@ -268,58 +308,70 @@ def _prediction(table: Tensor, tokenizer: "PreTrainedTokenizerBase") -> Replaced
 def _with_examples(
     predictions: Sequence[ReplacedTokenPrediction], tokenizer: "PreTrainedTokenizerBase"
 ) -> list[ReplacedTokenPrediction]:
-    """Returns the predictions, of which those with the worst mistakes have an example for a report."""
-    ranked: list[tuple[float, int]] = []
+    """Returns the predictions, those with the largest errors with an example.
+
+    Examples are made here because ``Replaced.report`` has no tokenizer, and for few rows because decoding takes time.
+    """
+    errors: list[tuple[float, int]] = []  # with the index of the prediction
     for index, prediction in enumerate(predictions):
         if prediction.originals:
-            ranked.append((prediction.worst, index))
-    ranked.sort()
-    shown = list(predictions)
-    for _, index in ranked[-MOST_EXAMPLES:]:
-        shown[index] = replace(predictions[index], example=_example(predictions[index], tokenizer))
-    return shown
+            errors.append((prediction.largest_error, index))
+    errors.sort()
+    with_examples = list(predictions)
+    for _, index in errors[-MOST_EXAMPLES:]:
+        prediction = predictions[index]
+        with_examples[index] = replace(prediction, example=_example(prediction, tokenizer))
+    return with_examples
 
 
-def _measured_tokens(predictions: Sequence[ReplacedTokenPrediction]) -> list[tuple[float, bool, bool]]:
-    """Returns (logit, replaced, masked) of all tokens that the discriminator saw."""
+def _measured_tokens(predictions: Sequence[ReplacedTokenPrediction]) -> list[MeasuredToken]:
+    """Returns the tokens of all rows in evaluation, special tokens included."""
     return list(chain.from_iterable(prediction.measured for prediction in predictions))
 
 
 def _measure(predictions: Sequence[ReplacedTokenPrediction]) -> MetricFormula:
-    """Returns the metrics of all tokens that the discriminator saw."""
-    values = np.array(_measured_tokens(predictions), dtype=np.float64).reshape(-1, 3)
+    """Returns the metrics of all tokens in evaluation, as a formula over rows."""
+    # Without the reshape, an array of no tokens would have no columns.
+    table = np.array(_measured_tokens(predictions), dtype=np.float64).reshape(-1, 3)
+    logits, replaced, masked = table.T
     sizes = [len(prediction.measured) for prediction in predictions]
-    return replaced_token_measure(sizes, values[:, 0], values[:, 1] > 0, values[:, 2] > 0)
+    return replaced_token_measure(sizes, logits, replaced > 0, masked > 0)
 
 
 def _result(row: Row, prediction: ReplacedTokenPrediction) -> RowResult:
-    """Returns replaced and detected tokens, with the worst mistake's score."""
+    """Returns a row of the report.
+
+    Its label is the list of replaced tokens, its prediction the list of detected tokens, and its score the largest
+    error.
+    """
     replaced: list[str] = []
     detected: list[str] = []
     is_correct = True
-    ids = zip(prediction.ids, prediction.originals, strict=True)
-    for (token_id, original), text, score in zip(ids, prediction.tokens, prediction.scores, strict=True):
-        is_replaced = token_id != original
-        is_detected = score > 0.5
+    tokens = zip(prediction.tokens, prediction.ids, prediction.originals, prediction.scores, strict=True)
+    for text, token_id, original_id, score in tokens:
+        is_replaced = token_id != original_id
+        is_detected = score > _DETECTED_ABOVE
         if is_replaced:
             replaced.append(text)
         if is_detected:
             detected.append(text)
         if is_replaced != is_detected:
             is_correct = False
-    return RowResult(row=row, label=replaced, prediction=detected, score=prediction.worst, is_correct=is_correct)
+    error = prediction.largest_error
+    return RowResult(row=row, label=replaced, prediction=detected, score=error, is_correct=is_correct)
 
 
 def _examples(pairs: Sequence[tuple[Row, ReplacedTokenPrediction]], figures: Mapping[str, int]) -> Examples | None:
-    """Returns the rows with the worst mistakes, or None if none has an example.
+    """Returns the examples with the largest errors, or None if there are none.
 
     Args:
         pairs: Rows with their predictions.
-        figures: The numbers of ``tokens``, of ``masked`` and of ``replaced`` ones.
+        figures: The numbers of ``tokens``, of ``masked`` tokens and of ``replaced`` tokens in all rows.
     """
-    worst = sorted(pairs, key=lambda pair: -pair[1].worst)[:MOST_EXAMPLES]
+    worst_pairs = sorted(pairs, key=lambda pair: -pair[1].largest_error)[:MOST_EXAMPLES]
     items: list[Example] = []
-    for row, prediction in worst:
+    for row, prediction in worst_pairs:
+        # Of equal errors the first rows are here, but ``_with_examples`` prefers the last ones, so some have none.
         if prediction.example is not None:
             items.append(replace(prediction.example, line=row.get("line")))
     if not items:
@@ -337,24 +389,33 @@ def _examples(pairs: Sequence[tuple[Row, ReplacedTokenPrediction]], figures: Map
 
 
 def _example(prediction: ReplacedTokenPrediction, tokenizer: "PreTrainedTokenizerBase") -> Example:
-    """Returns replaced and detected tokens, each alone, and the text between them."""
-    segments, remarks = [], []
-    rows = zip(prediction.ids, prediction.originals, prediction.scores, strict=True)
-    for is_marked, tokens in groupby(rows, key=lambda row: row[0] != row[1] or row[2] > 0.5):
+    """Returns the text of a row, with each replaced or detected token marked.
+
+    Each of these tokens is a segment, and so is the text between them. A replaced token has a remark with its score.
+    """
+    segments: list[Segment] = []
+    remarks: list[Remark] = []
+    compared = zip(prediction.ids, prediction.originals, prediction.scores, strict=True)
+    for is_marked, neighbours in groupby(compared, key=_is_marked):
         if not is_marked:
             # Decoded together, so that the tokenizer joins the pieces of words and sets the spaces.
-            text = tokenizer.decode([token for token, _, _ in tokens])
+            text = tokenizer.decode([token_id for token_id, _, _ in neighbours])
             segments.append(Segment(text=f" {text} "))
             continue
-        for token, original, score in tokens:
-            text = str(tokenizer.decode([token])).strip()
-            is_detected = score > 0.5
-            was = ""
-            if token != original:
-                was = f"instead of {str(tokenizer.decode([original])).strip()}"
-            prediction_word = "replaced" if is_detected else ""
-            segments.append(Segment(text=f" {text} ", label=was, prediction=prediction_word))
-            if was:
+        for token_id, original_id, score in neighbours:
+            text = str(tokenizer.decode([token_id])).strip()
+            is_detected = score > _DETECTED_ABOVE
+            label = ""
+            if token_id != original_id:
+                label = f"instead of {str(tokenizer.decode([original_id])).strip()}"
                 tone: Literal["good", "bad"] = "good" if is_detected else "bad"
-                remarks.append(Remark(name=f"{text} {was}", value=score, tone=tone))
+                remarks.append(Remark(name=f"{text} {label}", value=score, tone=tone))
+            predicted_label = "replaced" if is_detected else ""
+            segments.append(Segment(text=f" {text} ", label=label, prediction=predicted_label))
     return Example(line=None, excerpt=tuple(segments), remarks=tuple(remarks))
+
+
+def _is_marked(compared: tuple[int, int, float]) -> bool:
+    """Returns whether a token, as (id, original id, score), is replaced or detected."""
+    token_id, original_id, score = compared
+    return token_id != original_id or score > _DETECTED_ABOVE
