@@ -312,13 +312,13 @@ def _with_examples(
 
     Examples are made here because ``Replaced.report`` has no tokenizer, and for few rows because decoding takes time.
     """
-    errors: list[tuple[float, int]] = []  # with the index of the prediction
+    ranking: list[tuple[float, int]] = []  # the largest error first, and of equal ones the first row, as in _examples
     for index, prediction in enumerate(predictions):
         if prediction.originals:
-            errors.append((prediction.largest_error, index))
-    errors.sort()
+            ranking.append((-prediction.largest_error, index))
+    ranking.sort()
     with_examples = list(predictions)
-    for _, index in errors[-MOST_EXAMPLES:]:
+    for _, index in ranking[:MOST_EXAMPLES]:
         prediction = predictions[index]
         with_examples[index] = replace(prediction, example=_example(prediction, tokenizer))
     return with_examples
@@ -371,7 +371,7 @@ def _examples(pairs: Sequence[tuple[Row, ReplacedTokenPrediction]], figures: Map
     worst_pairs = sorted(pairs, key=lambda pair: -pair[1].largest_error)[:MOST_EXAMPLES]
     items: list[Example] = []
     for row, prediction in worst_pairs:
-        # Of equal errors the first rows are here, but ``_with_examples`` prefers the last ones, so some have none.
+        # Without ids before the replacement, which only evaluation knows, there is no example.
         if prediction.example is not None:
             items.append(replace(prediction.example, line=row.get("line")))
     if not items:

@@ -260,6 +260,18 @@ def test_a_report_shows_replaced_tokens(folder: Path, tmp_path: Path) -> None:
     assert " instead of " in page
 
 
+def test_rows_with_equal_errors_have_as_many_examples_as_others(bpe_tokenizer: PreTrainedTokenizerBase) -> None:
+    token = 300
+    # Original id, is a word, logit, is replaced, is masked, input id: one replaced token in each of 30 rows.
+    compact = [torch.tensor([[float(token + 1), 1.0, 2.0, 1.0, 1.0, float(token)]]) for _ in range(30)]
+    rows = [{"text": "room", "line": line} for line in range(30)]
+    output = ReplacedTokens.of().output
+    predictions = output.decode(compact, [{"row": line} for line in range(30)], rows, bpe_tokenizer)
+    examples = output.report(predictions, rows, ("text",)).examples
+    assert examples is not None
+    assert [example.line for example in examples.items] == list(range(20))
+
+
 def test_areas_of_resampled_rows_are_scikit_learns() -> None:
     chance = np.random.default_rng(1)
     sizes = chance.integers(0, 40, size=80)
