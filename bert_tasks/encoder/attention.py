@@ -365,11 +365,13 @@ class _FlashAttention(torch.autograd.Function):
 def _deterministic() -> Iterator[None]:
     """Asks for deterministic algorithms inside the block, for a flash kernel that adds in a fixed order.
 
-    The caller's setting returns at the end, because it holds for the whole process.
+    torch's flash kernel follows the setting only without ``warn_only``; with it, the kernel warns and adds in any order
+    (https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/transformers/cuda/attention_backward.cu). The
+    caller's setting returns at the end, because it holds for the whole process.
     """
     was_enabled = torch.are_deterministic_algorithms_enabled()
     was_warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.use_deterministic_algorithms(True)
     try:
         yield
     finally:

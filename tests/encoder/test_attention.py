@@ -217,6 +217,7 @@ def test_the_order_of_additions_is_fixed_for_one_kernel_only(before: tuple[bool,
     try:
         with attention._deterministic():
             assert torch.are_deterministic_algorithms_enabled()
+            assert not torch.is_deterministic_algorithms_warn_only_enabled()
         assert torch.are_deterministic_algorithms_enabled() == enabled
         assert torch.is_deterministic_algorithms_warn_only_enabled() == warns
     finally:
