@@ -1,7 +1,10 @@
-"""Kinds of columns to learn, as labels, sets of labels, tags, entities or numbers.
+"""Kinds of columns with a label, which is a class, a set of classes, tags, spans or a number.
+
+The labels of questions, which are answers and right choices, are in ``answers``.
 
 A missing label is None, never a name, because a row without a label may still be predicted. Many data sets of the hub
-hide the labels of their test rows as -1.
+hide the labels of their test rows as -1. ``Tags`` reads such ids as missing, but ``Label`` keeps -1 as a name, because
+it may be a class. If the classes are known, ``KnownLabels`` decides later.
 """
 
 import math
@@ -16,42 +19,42 @@ from bert_tasks.data.issues import CellError, RowIssue
 from bert_tasks.data.kinds.base import ClassKind, LabelKind
 from bert_tasks.data.kinds.texts import TextList
 
-_TENTHS = 10
-_SPACES = "had white space around a label, which was removed"
+_STRATA_OF_NUMBERS = 10
+_STRATUM_WITHOUT_LABEL = ("",)  # which no label can be, because ``label_name`` rejects an empty name
+_WHITE_SPACE = "had white space around a label, which was removed"
 
 
 class Label(ClassKind):
-    """The name of one class, also from a list that holds a single name."""
+    """The name of the one class of a row.
+
+    A list with a single name is accepted, too. An empty text or list is a missing label.
+    """
 
     name = "label"
 
     def convert(self, cells: Sequence[Any], separator: str = LABEL_SEPARATOR) -> tuple[list[Any], list[RowIssue]]:
-        # A file has few different labels, so that each text is parsed once. With an issue the cells are converted one
-        # by one, because each row has its own line.
+        # A file has few different labels, so each of them is parsed only once. This is limited to texts, because 1 and
+        # True are the same key of a dict, but different labels, and a list is no key at all.
         if all(type(cell) is str for cell in cells):
             distinct = list(dict.fromkeys(cells))
-            values, issues = self._converted(distinct, separator)
+            values, issues = self._convert_each(distinct, separator)
             if not issues:
-                by_cell = dict(zip(distinct, values, strict=True))
-                return [by_cell[cell] for cell in cells], []
-        return self._converted(cells, separator)
+                value_of = dict(zip(distinct, values, strict=True))
+                return [value_of[cell] for cell in cells], []
+            # The issues count the distinct cells, but each needs the number of its row, so all cells are converted.
+        return self._convert_each(cells, separator)
 
-    def _converted(self, cells: Sequence[Any], separator: str) -> tuple[list[Any], list[RowIssue]]:
-        """Converts each cell, and notes the white space around labels."""
+    def _convert_each(self, cells: Sequence[Any], separator: str) -> tuple[list[Any], list[RowIssue]]:
+        """Converts the cells one by one. The issues include the notes on white space around labels."""
         values, issues = super().convert(cells, separator)
-        return values, [*issues, *white_space_notes(cells)]
+        return values, [*issues, *_white_space_notes(cells)]
 
-    def _parse(self, value: Any, separator: str) -> Any:
+    def _parse(self, value: Any, separator: str) -> str | None:
         names = value
         if isinstance(value, str):
-            names = list_in_cell(value)
+            names = list_in_cell(value)  # None if the text is a name and not a list
         if isinstance(names, list | tuple):
-            if len(names) > 1:
-                hint = 'Write one, or set problem_type = "multi_label_classification".'
-                raise CellError(f"{len(names)} labels where one is expected", hint)
-            value = None
-            if names:
-                value = names[0]
+            value = _single_name(names)
         if value is None or value == "":
             return None
         return label_name(value)
@@ -60,39 +63,65 @@ class Label(ClassKind):
         return (value,)
 
     def strata(self, values: Sequence[Any]) -> list[Sequence[str]] | None:
-        return [(value,) if value else ("",) for value in values]
+        strata: list[Sequence[str]] = []
+        for value in values:
+            if value:
+                strata.append((value,))
+            else:
+                strata.append(_STRATUM_WITHOUT_LABEL)
+        return strata
 
 
-def white_space_notes(cells: Sequence[Any]) -> list[RowIssue]:
-    """Returns a note on each cell with white space around a label."""
+def _single_name(names: Sequence[Any]) -> Any:
+    """Returns the only name of a list, or None if the list is empty.
+
+    Raises:
+        CellError: The list has several names.
+    """
+    if len(names) > 1:
+        hint = 'Write one, or set problem_type = "multi_label_classification".'
+        raise CellError(f"{len(names)} labels where one is expected", hint)
+    if not names:
+        return None
+    return names[0]
+
+
+def _white_space_notes(cells: Sequence[Any]) -> list[RowIssue]:
+    """Returns a note on each cell that has white space around it or around a name of its list.
+
+    White space inside a text, such as that behind the separator in ``a; b``, is not noted.
+    """
     notes = []
     for row, cell in enumerate(cells):
-        parts = cell
-        if not isinstance(parts, list | tuple):
-            parts = [parts]
-        if any(isinstance(name, str) and name != name.strip() for name in parts):
-            notes.append(RowIssue(what=_SPACES, row=row, severity="note"))
+        names = cell
+        if not isinstance(cell, list | tuple):
+            names = [cell]
+        if any(isinstance(name, str) and name != name.strip() for name in names):
+            notes.append(RowIssue(what=_WHITE_SPACE, row=row, severity="note"))
     return notes
 
 
 class Labels(ClassKind):
-    """A set of names of classes, as a list or as names with a separator in one cell.
+    """The names of all classes that apply to a row, as a list without repetitions in the order of the cell.
 
-    A column of 0 and 1 for each class, which has the name of the class, works, too (``layouts.several_columns``).
+    A cell is a list, or a text with a separator between the names. Instead of one column, a source may have a column of
+    0 and 1 for each class, whose name is that of the class (``layouts.several_columns``). An empty text or list says
+    that no class applies, which is a label to learn from. Only None is a missing label.
     """
 
     name = "labels"
 
     def convert(self, cells: Sequence[Any], separator: str = LABEL_SEPARATOR) -> tuple[list[Any], list[RowIssue]]:
         values, issues = super().convert(cells, separator)
-        return values, [*issues, *white_space_notes(cells)]
+        return values, [*issues, *_white_space_notes(cells)]
 
     def _parse(self, value: Any, separator: str) -> list[str] | None:
         if value is None:
             return None
         if isinstance(value, str):
             value = label_parts(value, separator)
-        if isinstance(value, bool | int | float):  # pandas reads a column of cells with one number each as numbers
+        # If no cell of a column has more than one number, pandas reads the column as numbers instead of texts.
+        if isinstance(value, bool | int | float):
             value = [value]
         if not isinstance(value, list | tuple):
             raise CellError("not a list of label names", f"Write names with {separator!r} between them.")
@@ -110,11 +139,22 @@ class Labels(ClassKind):
         return tuple(value)
 
     def strata(self, values: Sequence[Any]) -> list[Sequence[str]] | None:
-        return [tuple(value) if value else ("",) for value in values]
+        # Rows to which no class applies share a stratum with rows without a label.
+        strata: list[Sequence[str]] = []
+        for names in values:
+            if names:
+                strata.append(tuple(names))
+            else:
+                strata.append(_STRATUM_WITHOUT_LABEL)
+        return strata
 
 
 class Tags(TextList, ClassKind):
-    """One tag for each of the row's words. Chunk tags are counted in IOB2."""
+    """A list with one tag for each word of the row, in the scheme of the cell.
+
+    ``relations`` compares the number of tags with that of words. Code that infers labels or computes metrics converts
+    the chunk tags of other schemes, such as IOB1 and BIOES, to IOB2 first (``conll.to_iob2``).
+    """
 
     name = "tags"
     _item = "tag"
@@ -122,22 +162,27 @@ class Tags(TextList, ClassKind):
     def _parse(self, value: Any, separator: str) -> list[str] | None:
         if value is None:
             return None
-        parts = self._list_or_names(value)
-        # A class id below 0 means "hidden" on the hub. Readers pass it on as None if the ids have names.
-        hidden = [label is None or (isinstance(label, int) and label < 0) for label in parts]
-        if len(parts) > 0 and all(hidden):
-            return None
-        if any(hidden):
-            problem = f"hidden tag (tag {hidden.index(True) + 1} of {len(parts)})"
-            raise CellError(problem, "Give all tags of a sentence or none.")
-        return self._parts(parts, _tag_name)
+        tags = self._list_or_names(value)
+        # A class id below 0 means "hidden" on the hub. If the data set names its ids, the reader has already replaced
+        # -1 by None.
+        is_hidden = [tag is None or (isinstance(tag, int) and tag < 0) for tag in tags]
+        if any(is_hidden):
+            if all(is_hidden):
+                return None
+            number = is_hidden.index(True) + 1
+            raise CellError(f"hidden tag (tag {number} of {len(tags)})", "Give all tags of a sentence or none.")
+        return self._parts(tags, _tag_name)
 
     def classes(self, value: Any) -> Sequence[str]:
         return tuple(value)
 
 
 def _tag_name(value: Any) -> str:
-    """Returns the name of one tag, which may be a whole number but no fraction."""
+    """Returns the name of one tag, which is a text or an int.
+
+    Raises:
+        CellError: The tag is empty, or a float. Unlike a label, it may not be a whole float such as 1.0.
+    """
     tag = value
     if isinstance(tag, str):
         tag = tag.strip()
@@ -149,10 +194,11 @@ def _tag_name(value: Any) -> str:
 
 
 class Spans(LabelKind):
-    """Entities by characters of the row's text, as ``[[0, 5, "PER"]]``.
+    """Entities as spans of characters of the row's text, such as ``[[0, 5, "PER"]]``.
 
-    ``parse_spans`` lists the other forms. They become tags of the row's words (``layouts.entity_tags``), so that the
-    column itself has no values. If a row has both, the spans are read.
+    A task never sees spans. Before the columns are converted, ``layouts.entity_tags`` turns the spans of a row into the
+    tags of its words, so every value of this column is None, and nothing is checked here. If a row has spans and tags,
+    the spans replace the tags. ``spans.parse_spans`` lists the forms of a cell.
     """
 
     name = "spans"
@@ -162,23 +208,22 @@ class Spans(LabelKind):
 
 
 class Number(LabelKind):
-    """A finite number, with a decimal point. It is the target of regression."""
+    """A finite number, which regression learns to predict.
+
+    A cell is a number, or a text that Python's ``float`` reads and that has no ``_``. A decimal comma is an error.
+    """
 
     name = "number"
 
     def _parse(self, value: Any, separator: str) -> float | None:
         if value is None or value == "":
             return None
-        try:
-            # Python reads True as 1 and "1_5" as 15, which are mistakes in a file.
-            if isinstance(value, bool) or not isinstance(value, str | int | float) or "_" in str(value):
-                raise ValueError
-            number = float(value)
-        except (ValueError, OverflowError):
+        number = _float_or_none(value)
+        if number is None:
             hint = ""
             if isinstance(value, str) and value.count(",") == 1:
                 hint = "Write a decimal point."
-            raise CellError("not a number", hint) from None
+            raise CellError("not a number", hint)
         if not math.isfinite(number):
             raise CellError("not a finite number")
         return number
@@ -187,8 +232,27 @@ class Number(LabelKind):
         return pyarrow.float64()
 
     def strata(self, values: Sequence[Any]) -> list[Sequence[str]] | None:
-        """Returns the tenth of the numbers that holds each number."""
-        # [R]. The quantiles leave out nan, which stands for no number and is sorted into the last tenth.
-        numbers = np.array([np.nan if value is None else value for value in values], dtype=np.float64)
-        bounds = np.nanquantile(numbers, np.linspace(0, 1, _TENTHS + 1)[1:-1])
-        return [(str(tenth),) for tenth in np.searchsorted(bounds, numbers, side="right")]
+        """Returns for each number the tenth of the sorted numbers that it is in, from "0" to "9".
+
+        A split that spreads the tenths evenly has small and large numbers in every part. A missing number counts as
+        one of the largest.
+        """
+        # nanquantile leaves out nan, which stands for a missing number. searchsorted sorts it behind all others.
+        numbers = np.array([np.nan if value is None else value for value in values], dtype=np.float64)  # [rows]
+        fractions = np.linspace(0, 1, _STRATA_OF_NUMBERS + 1)[1:-1]  # 0.1, 0.2, ... 0.9
+        bounds = np.nanquantile(numbers, fractions)
+        tenths = np.searchsorted(bounds, numbers, side="right")  # [rows]
+        return [(str(tenth),) for tenth in tenths]
+
+
+def _float_or_none(value: Any) -> float | None:
+    """Returns the number that a cell is or spells, which may be infinite or nan, or None if there is none."""
+    # float() takes True as 1 and "1_5" as 15, which are mistakes in a file.
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return None
+    try:
+        if "_" in str(value):
+            return None
+        return float(value)
+    except (ValueError, OverflowError):  # a text that is no number, or an int that is too large
+        return None
