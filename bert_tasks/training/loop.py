@@ -593,6 +593,7 @@ class TrainerCallback:
     Example:
         >>> class Steps(TrainerCallback):
         ...     count = 0
+        ...
         ...     def on_step(self, trainer, log):
         ...         self.count += 1
         >>> steps = Steps()
