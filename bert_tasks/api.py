@@ -160,7 +160,8 @@ def fit(
 def train(recipe: Recipe | str | Path, *, overwrite: bool = False, progress: bool = True) -> FitResult:
     """Trains a recipe, or resumes the run in its output folder.
 
-    It does what ``bert-tasks train`` does, except for the report, which ``make_report`` writes. Load the recipe with
+    It does what ``bert-tasks train`` does for a single run, except for the report, which ``make_report`` writes.
+    ``train_seeds`` trains several seeds, and ``train_folds`` the folds of a cross-validation. Load the recipe with
     ``load_recipe`` first to change keys of it. ``fit`` trains a model on rows that are in memory.
 
     Args:

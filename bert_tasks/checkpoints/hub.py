@@ -175,8 +175,8 @@ class Origin:
 def origin(name: str | Path, folder: Path, *, revision: str | None = None) -> Origin:
     """Returns the source of a folder that ``resolve`` returned for a name."""
     is_local = isinstance(name, Path) or name.startswith(PACKAGE) or Path(os.path.expanduser(name)).is_dir()
-    # The hub's cache has a folder for each commit, models--OWNER--NAME/snapshots/COMMIT, so the branch that was asked
-    # for is known exactly.
+    # The hub's cache has a folder for each commit, models--OWNER--NAME/snapshots/COMMIT, whose name tells what a branch
+    # was when it was downloaded.
     if is_local or folder.parent.name != "snapshots":
         return Origin(name=str(name), revision=None, commit=None)
     return Origin(name=str(name), revision=revision, commit=folder.name)

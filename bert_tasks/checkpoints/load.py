@@ -326,7 +326,7 @@ def match_weights(
         problems += faults
         if not faults:
             tensors_found[parameter] = parts[0]
-            if len(parts) > 1:  # one layer here makes queries, keys and values
+            if len(parts) > 1:  # such as queries, keys and values, which one layer makes here
                 tensors_found[parameter] = torch.cat(parts)
             loaded += sources
         # The keys of a head that does not fit stay unused, so that the report lists them as dropped.

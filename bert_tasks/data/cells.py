@@ -82,7 +82,7 @@ def label_value(name: str) -> float | None:
     """Returns the number that pandas reads for a label, or None for a word."""
     if name.lower() in ("true", "false"):
         return float(name.lower() == "true")
-    if "_" in name:  # Python reads "1_000" as a number, and nobody else does
+    if "_" in name:  # Python reads "1_000" as a number, and pandas does not
         return None
     try:
         return float(name)

@@ -62,7 +62,8 @@ def detect_scheme(sentences: Iterable[Sequence[str]]) -> Scheme:
     while B- only separates neighbours of one type. Otherwise it is IOB2, in which an I- that starts an entity is a
     fault. A file of ``O`` only, or without tags, is IOB2 without entities.
     """
-    # IOB1 and IOB2 differ only in the B- of entities that touch nothing: IOB1 never has one, and IOB2 always.
+    # IOB1 and IOB2 differ only in entities that do not follow one of their own type. IOB1 never begins them with B-,
+    # but IOB2 always does.
     prefixed, started_inside, began_afresh = False, False, False
     for tags in sentences:
         pieces = _pieces(tags)

@@ -292,7 +292,7 @@ def _different(sets: Sequence[Sequence[str]]) -> tuple[str, ...]:
 
 
 def _come_back(names: Sequence[str], distinct: int, rows: int) -> bool:
-    """Returns True if there are fewer names than combinations of them, each in several rows on average."""
+    """Returns True if there are no more names than combinations of them, and few in relation to the rows."""
     return 2 <= len(names) <= min(distinct, max(2, rows / 5))
 
 

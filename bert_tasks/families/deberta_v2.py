@@ -69,7 +69,7 @@ def _of_layers(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     return {
         "embedding_size": embedding_size,
         "project_embeddings": embedding_size != hidden_size,
-        # Version 3 has no table of positions. Attention alone knows the order of the tokens.
+        # The published models have no table of positions. Attention alone knows the order of the tokens.
         "absolute_positions": config_value(config, "position_biased_input", True),
         "positions": positions,
         "disentangled": disentangled,
@@ -114,6 +114,7 @@ def _disentangled(config: Mapping[str, Any]) -> DisentangledConfig | None:
             f"config.json: position_buckets = {buckets} for distances up to {greatest} is not supported. Expected at "
             "least 2, and half of them must be less than the greatest distance"
         )
+    shared = config_value(config, "share_att_key", False)
     # The config lists norms of the embeddings of distances as a text with bars, in any case and with spaces.
     norms = config_value(config, "norm_rel_ebd", "none").lower().replace(" ", "").split("|")
     return DisentangledConfig(
@@ -121,7 +122,7 @@ def _disentangled(config: Mapping[str, Any]) -> DisentangledConfig | None:
         max_distance=greatest,
         content_to_position="c2p" in kinds,
         position_to_content="p2c" in kinds,
-        shared=config_value(config, "share_att_key", False),
+        shared=shared,
         norm="layer_norm" in norms,
     )
 

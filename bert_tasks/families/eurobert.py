@@ -58,7 +58,7 @@ FAMILY = Family(
         KeyMapping("encoder.embeddings.word", ("embed_tokens",), WEIGHT),
         KeyMapping("encoder.layers.{i}.attention_norm", ("layers.{i}.input_layernorm",), WEIGHT),
         KeyMapping("encoder.layers.{i}.attention.query", ("layers.{i}.self_attn.q_proj",), WEIGHT),
-        # Queries have more heads than keys and values, so the three cannot be split into equal parts.
+        # Queries may have more heads than keys and values, so the three cannot be split into equal parts.
         KeyMapping(
             "encoder.layers.{i}.attention.key_value",
             ("layers.{i}.self_attn.k_proj", "layers.{i}.self_attn.v_proj"),

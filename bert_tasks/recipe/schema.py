@@ -99,7 +99,6 @@ class OnResume:
     effect: Literal["silent", "noted", "extending"]
 
 
-# The limits of whole numbers are those of the types that store them: 32 bits of torch's counters and of NumPy's seeds.
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1, lt=2**31)]

@@ -302,7 +302,7 @@ def answers_schema(*tasks_of_models: Mapping[str, Task]) -> Any:
     Args:
         tasks_of_models: For each model the task of each head.
     """
-    # ``or`` of types is their union. pydantic writes "anyOf" for it.
+    # ``|`` of types is their union. pydantic writes "anyOf" for it.
     prediction_type = reduce(or_, [_answer_type(tasks) for tasks in tasks_of_models])
     predictions: Any = (GenericAlias(list, (prediction_type,)), ...)
     return prediction_type | create_model("Predictions", predictions=predictions)

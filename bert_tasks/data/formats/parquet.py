@@ -227,7 +227,7 @@ class ThriftReader:
         return content
 
     def _varint(self) -> int:
-        """Returns a number of any length, 7 bits in each byte, the lowest first. The eighth bit says that more follow.
+        """Returns a number of up to 64 bits, 7 in each byte, the lowest first. The eighth bit says that more follow.
 
         The encoding is called LEB128.
         """
