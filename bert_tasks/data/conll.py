@@ -63,7 +63,7 @@ def detect_scheme(sentences: Iterable[Sequence[str]]) -> Scheme:
     fault. A file of ``O`` only, or without tags, is IOB2 without entities.
     """
     # IOB1 and IOB2 differ only in entities that do not follow one of their own type. IOB1 never begins them with B-,
-    # and IOB2 always does.
+    # but IOB2 always does.
     prefixed, started_inside, began_afresh = False, False, False
     for tags in sentences:
         pieces = _pieces(tags)
