@@ -1,6 +1,12 @@
-"""The HTTP routes of a loaded model, their documentation, the page and errors.
+"""Builds the HTTP application that serves loaded models.
+
+It owns the routes, their description for OpenAPI, the page to try a model, and the handlers of errors. ``requests`` and
+``clients`` read the bodies, ``batching`` runs the models, and ``gate`` is passed before and after this application.
 
 The response to a failure is a status and one sentence. It never contains what a client sent.
+
+Clients see some of the names and docstrings below: FastAPI writes the docstrings of routes and of types of responses to
+``/openapi.json``, and makes the identifiers of operations from the names of the functions of routes.
 """
 
 import asyncio
@@ -76,10 +82,11 @@ from bert_tasks.tasks.reranking import can_rank
 from bert_tasks.tasks.several import task_name
 from bert_tasks.tasks.zero_shot import zero_shot_task
 
-T = TypeVar("T")
-Served = Mapping[str, tuple[AnyModel, Batcher]]  # by the name of the adapter, which is "" for the base
+ResultT = TypeVar("ResultT")
+ServedModels = Mapping[str, tuple[AnyModel, Batcher]]  # by the name of the adapter, which is "" for the base
+_ReadCall = Callable[[Any, Source], Call]  # what a path asks for, from the JSON content of a body
 _LOADING = "The model is being loaded."
-_LARGE_BODY = 2**16  # bytes, because parsing a larger body would block the event loop for too long
+_MOST_BYTES_ON_EVENT_LOOP = 2**16  # of a body. Work for a larger one would block the event loop for too long
 
 
 class State(TypedDict):
@@ -88,133 +95,171 @@ class State(TypedDict):
     status: Literal["ok", "ready", "stopping"]
 
 
-def build_app(served: Served, gate: Gate, *, name: str) -> FastAPI:
-    """Builds the application.
+def build_app(served_models: ServedModels, gate: Gate, *, name: str) -> FastAPI:
+    """Builds the application, which the gate calls once the models have been loaded.
 
-    FastAPI's pages of documentation load scripts of other servers, so they are left out. The document itself stays.
+    FastAPI's pages of documentation load scripts of other servers, so they are left out. ``/openapi.json`` stays.
 
     Args:
-        served: The models, of which the first is the default.
-        gate: What every request passes.
+        served_models: The models and their batchers, of which the first is the default.
+        gate: What every request passes. Its metrics are connected to the batchers.
         name: The name of the model on the page and in responses.
     """
-    model, _ = _named(served, None, "query")
-    description = f"{task_name(model.tasks)} with {name}."
+    default_model, _ = next(iter(served_models.values()))
+    description = f"{task_name(default_model.tasks)} with {name}."
     app = FastAPI(title=f"bert-tasks: {name}", description=description, docs_url=None, redoc_url=None)
 
+    # Starlette's class is the base of FastAPI's. The router raises it for an unknown path or method.
     @app.exception_handler(StarletteHTTPException)
-    async def http_error(request: Request, error: StarletteHTTPException) -> JSONResponse:
+    async def handle_http_error(request: Request, error: StarletteHTTPException) -> JSONResponse:
         return error_response(request.scope, error)
 
     @app.exception_handler(RequestValidationError)
-    async def invalid_query(request: Request, error: RequestValidationError) -> JSONResponse:
+    async def handle_invalid_query(request: Request, error: RequestValidationError) -> JSONResponse:
         # FastAPI's own response would repeat the value that the client sent.
         faults = [{key: fault[key] for key in ("loc", "msg", "type")} for fault in error.errors()]
         return error_response(request.scope, HTTPException(422, faults))
 
+    # After this response Starlette raises the error again, so that it is logged.
     @app.exception_handler(Exception)
-    async def internal_error(request: Request, error: Exception) -> JSONResponse:
+    async def handle_internal_error(request: Request, error: Exception) -> JSONResponse:
         return error_response(request.scope, HTTPException(500, "internal error. See the log of the server"))
 
     @app.exception_handler(NotFiniteScoresError)
-    async def not_finite(request: Request, error: NotFiniteScoresError) -> JSONResponse:
+    async def handle_not_finite_scores(request: Request, error: NotFiniteScoresError) -> JSONResponse:
         detail = "the model returned a score that is not a finite number, so there is no prediction"
         return error_response(request.scope, HTTPException(500, detail))
 
-    # These two are asked when the metrics are read, so that no event has to keep them up to date.
-    gate.metrics.queue_depth.set_function(lambda: sum(batcher.waiting for _, batcher in served.values()))
+    # These two functions are called when the metrics are read, so that no event has to keep the values up to date.
+    gate.metrics.queue_depth.set_function(lambda: sum(batcher.waiting for _, batcher in served_models.values()))
     gate.metrics.ready.set_function(lambda: not gate.draining())
-    answer = _Answers(served, gate.limits, name)
-    _add_predict(app, served, answer)
-    _add_clients(app, served, answer)
+    responder = _Responder(served_models, gate.limits, name)
+    _add_predict(app, served_models, responder, gate.limits)
+    _add_clients(app, served_models, responder)
     _add_page(app)
-    _add_description(app, served, gate.limits, name)
+    _add_description(app, served_models, gate.limits, name)
     _add_state(app, gate)
     return app
 
 
-def _named(served: Served, name: object, location: str) -> tuple[AnyModel, Batcher]:
-    """Returns the model that a request chooses, or by default the first one."""
+def _adapter_names(served_models: ServedModels) -> list[str]:
+    """Returns the names that a request can choose a model by. The base has none."""
+    return [name for name in served_models if name]
+
+
+def _choose_model(
+    served_models: ServedModels, name: object, location: Literal["body", "query"]
+) -> tuple[AnyModel, Batcher]:
+    """Returns the model that a request chooses, and its batcher.
+
+    Args:
+        served_models: As for ``build_app``.
+        name: The name of an adapter, or None for the first model. A body may have any JSON value here.
+        location: The part of the request that has the name.
+
+    Raises:
+        HTTPException: The response to a request for an unknown adapter.
+    """
     if name is None:
-        return next(iter(served.values()))
-    if not isinstance(name, str) or name not in served:
-        adapters = [adapter for adapter in served if adapter]
-        message = f"no such adapter. The adapters are {', '.join(adapters)}"
+        return next(iter(served_models.values()))
+    if not isinstance(name, str) or name not in served_models:
+        message = f"no such adapter. The adapters are {', '.join(_adapter_names(served_models))}"
         raise HTTPException(422, [{"loc": [location, ADAPTER], "msg": message, "type": "value_error"}])
-    return served[name]
+    return served_models[name]
 
 
-def _labels_tasks(model: AnyModel) -> list[Task]:
-    """Returns the tasks of one and of several labels in a request. A model that knows no entailment has none."""
+def _zero_shot_examples(model: AnyModel) -> list[Task]:
+    """Returns a task of one and a task of two labels in a request, from which the requests are described.
+
+    Both are needed, because the predictions have different types: a single label is decided alone, and two compete. The
+    list is empty for a model that cannot use labels of a request, for example because it knows no entailment.
+    """
     with suppress(CheckpointError, UsageError):
         task = model.one_task().task
         return [zero_shot_task(task, model.hf_config, labels) for labels in (["label"], ["label", "other"])]
     return []
 
 
-def _add_predict(app: FastAPI, served: Served, answer: "_Answers") -> None:
-    """Adds ``/predict``, which reads rows, or texts in the form of text-embeddings-inference."""
-    models = [model for model, _ in served.values()]
+def _add_predict(app: FastAPI, served_models: ServedModels, responder: "_Responder", limits: Limits) -> None:
+    """Adds ``/predict``, which reads rows, or texts in the form of text-embeddings-inference (TEI)."""
+    models = [model for model, _ in served_models.values()]
     rows = example_rows(models[0])
     examples = {"one row": {"value": rows[0]}, "several rows": {"value": {"inputs": rows}}}
     tasks_of_models = [model.tasks for model in models]
     for model in models:
-        tasks_of_models += [{"": task} for task in _labels_tasks(model)]
-    response: Any = answers_schema(*tasks_of_models)
+        for task in _zero_shot_examples(model):
+            tasks_of_models.append({"": task})  # "" is the name of an only task
+    # This type is for the document alone. FastAPI checks nothing by it, because the route returns a ``Response``.
+    response_type: Any = answers_schema(*tasks_of_models)
     if any(is_classifier(model) for model in models):
-        response |= list[LabelScore] | list[list[LabelScore]]
-
-    def read(content: Any, source: Source) -> Call:
-        task = requested_labels(content, source.model, source.limits)
-        if task is None and is_tei(content, source.model):
-            return classify_call(content, source)
-        rows, several = source.reader(task).rows(content)
-        pair_task = source.task if task is None else task
-        check_pairs(rows, pair_task, source.limits)
-
-        def respond(predictions: Sequence[Any], tokens: int) -> Any:
-            answers = [written_prediction(prediction) for prediction in predictions]
-            if several:
-                return {"predictions": answers}
-            return answers[0]
-
-        return Call(rows=rows, respond=respond, task=task)
+        response_type |= list[LabelScore] | list[list[LabelScore]]  # TEI's form
+    schema = _predict_schema(served_models, limits)
 
     @app.post(
         PREDICT,
         summary="Predict one row, or several",
-        response_model=response,
+        response_model=response_type,
         responses=documented_failures(PREDICT),
-        openapi_extra=_body_schema(_predict_schema(served, answer.limits), examples=examples),
+        openapi_extra=_describe_body(schema, examples=examples),
     )
     async def predict(request: Request, explain: bool = False) -> Response:
         """With `explain=true` the prediction for one row has an `explanation`, if the model has explanations."""
-        return await answer.to(request, read, explain=explain)
+        return await responder.respond(request, _predict_call, explain=explain)
 
 
-def _predict_schema(served: Served, limits: Limits) -> dict[str, Any]:
-    """Returns the JSON schema of the bodies of ``/predict``, in which each kind of task occurs once."""
-    adapters = [name for name in served if name]
-    schemas: dict[Any, Any] = {}
-    for model, _ in served.values():
+def _predict_call(content: Any, source: Source) -> Call:
+    """Reads a request to ``/predict``, and leaves one in TEI's form to ``classify_call``."""
+    # This comes first, because it removes the labels and their options from the content. What is left are the rows.
+    labels_task = requested_labels(content, source.model, source.limits)
+    if labels_task is None and is_tei(content, source.model):
+        return classify_call(content, source)
+    rows, is_list = source.reader(labels_task).rows(content)
+    task: Task | None = labels_task
+    if task is None:
+        task = source.task
+    check_pairs(rows, task, source.limits)
+
+    def respond(predictions: Sequence[Any], tokens: int) -> Any:
+        written = [written_prediction(prediction) for prediction in predictions]
+        if is_list:
+            return {"predictions": written}
+        return written[0]
+
+    # Without labels the task is None, not the model's: ``Batcher.answer`` then uses the tasks of all heads.
+    return Call(rows=rows, respond=respond, task=labels_task)
+
+
+def _predict_schema(served_models: ServedModels, limits: Limits) -> dict[str, Any]:
+    """Returns the JSON schema of a body of ``/predict``, which is a union of all forms that a model reads.
+
+    Models with the same kinds of tasks have one form together, which is that of the last of them.
+    """
+    adapters = _adapter_names(served_models)
+    body_types: dict[Any, Any] = {}  # a dict for the sake of its keys, by which a form occurs once
+    for model, _ in served_models.values():
         kinds = tuple(type(task) for task in model.tasks.values())
-        schemas[kinds] = request_schema(model, limits, adapters)
-        labels = next(iter(_labels_tasks(model)), None)
-        if labels is not None:
-            schemas[(type(labels),)] = request_schema(model, limits, adapters, labels=labels)
+        body_types[kinds] = request_schema(model, limits, adapters)
+        labels_task = next(iter(_zero_shot_examples(model)), None)  # the number of labels does not change a request
+        if labels_task is not None:
+            body_types[(type(labels_task),)] = request_schema(model, limits, adapters, labels=labels_task)
         if is_classifier(model):
-            schemas[ClassifyRequest] = ClassifyRequest
-    # In a JSON pointer "~1" stands for a "/" of a key (RFC 6901).
+            body_types[ClassifyRequest] = ClassifyRequest
+    # The schema refers to definitions of its own ("$defs"), but a reference begins at the root of the whole document.
+    # In a JSON pointer "~1" stands for a "/" of a key (RFC 6901). pydantic replaces {model} by a definition's name.
     path = PREDICT.replace("/", "~1")
     pointer = f"#/paths/{path}/post/requestBody/content/application~1json/schema/$defs/{{model}}"
-    union = reduce(or_, schemas.values())
+    union = reduce(or_, body_types.values())  # ``or`` of types is their union
     return TypeAdapter(union).json_schema(ref_template=pointer)
 
 
-def _add_clients(app: FastAPI, served: Served, answer: "_Answers") -> None:
-    """Adds the paths of clients of other servers. The document has those that a model can answer."""
-    models = [model for model, _ in served.values()]
-    only_tasks = [model.tasks.get("") for model in models]
+def _add_clients(app: FastAPI, served_models: ServedModels, responder: "_Responder") -> None:
+    """Adds the paths of clients of text-embeddings-inference and of OpenAI's embeddings.
+
+    Every server has all of them, so that a model that cannot answer one responds with the reason instead of 404. The
+    document describes only those that one of the models can answer.
+    """
+    models = [model for model, _ in served_models.values()]
+    only_tasks = [model.tasks.get("") for model in models]  # None for a model of several tasks
     embeds = any(isinstance(task, Embedding) for task in only_tasks)
     reranks = any(task is not None and can_rank(task) for task in only_tasks)
 
@@ -223,104 +268,137 @@ def _add_clients(app: FastAPI, served: Served, answer: "_Answers") -> None:
         summary="Embed texts, in OpenAI's form",
         response_model=OpenAIResponse,
         responses=documented_failures(OPENAI),
-        openapi_extra=_body_schema(OpenAIRequest.model_json_schema()),
+        openapi_extra=_describe_body(OpenAIRequest.model_json_schema()),
         include_in_schema=embeds,
     )
     async def embeddings(request: Request) -> Response:
-        return await answer.to(request, openai_call)
+        return await responder.respond(request, openai_call)
 
     @app.post(
         EMBED,
         summary="Embed texts, in the form of text-embeddings-inference",
         response_model=list[list[float]],
         responses=documented_failures(EMBED),
-        openapi_extra=_body_schema(EmbedRequest.model_json_schema()),
+        openapi_extra=_describe_body(EmbedRequest.model_json_schema()),
         include_in_schema=embeds,
     )
     async def embed(request: Request) -> Response:
-        return await answer.to(request, embed_call)
+        return await responder.respond(request, embed_call)
 
     @app.post(
         RERANK,
         summary="Sort texts by their scores with a query, in the form of text-embeddings-inference",
         response_model=list[Rank],
         responses=documented_failures(RERANK),
-        openapi_extra=_body_schema(RerankRequest.model_json_schema()),
+        openapi_extra=_describe_body(RerankRequest.model_json_schema()),
         include_in_schema=reranks,
     )
     async def rerank(request: Request) -> Response:
-        return await answer.to(request, rerank_call)
+        return await responder.respond(request, rerank_call)
 
 
-def _body_schema(schema: Mapping[str, Any], **more: Any) -> dict[str, Any]:
-    """Returns the description of a body that FastAPI does not read itself."""
-    return {"requestBody": {"content": {"application/json": {"schema": schema, **more}}, "required": True}}
+def _describe_body(schema: Mapping[str, Any], **fields: Any) -> dict[str, Any]:
+    """Returns the description of a JSON body, for FastAPI's ``openapi_extra``.
+
+    A route that takes the request as it is reads the body itself, so FastAPI cannot describe it.
+
+    Args:
+        schema: The JSON schema of the body.
+        fields: Other fields of OpenAPI's media type, such as ``examples``.
+    """
+    media_type = {"schema": schema, **fields}
+    return {"requestBody": {"content": {"application/json": media_type}, "required": True}}
 
 
 def _check_explainable(call: Call, batcher: Batcher) -> None:
-    """Raises the response to a request whose prediction cannot be explained."""
+    """Raises the response to a request whose prediction cannot be explained.
+
+    What the client can change comes before what the model lacks.
+    """
     problem = batcher.no_explanations
-    if call.task is not None:
-        problem = "predictions of labels in a request are not explained"
     if len(call.rows) > 1:
         problem = f"one row can be explained, the request has {len(call.rows)}. Send a request for each row"
+    elif call.task is not None:
+        problem = "predictions of labels in a request are not explained"
     if problem is not None:
         raise HTTPException(422, [{"loc": ["query", "explain"], "msg": problem, "type": "value_error"}])
 
 
-class _Answers:
-    """The responses to requests for predictions.
+class _Responder:
+    """Responds to the requests for predictions of all paths.
 
     Args:
-        served, limits, name: As for ``build_app``.
+        served_models, limits, name: As for ``build_app``.
     """
 
-    def __init__(self, served: Served, limits: Limits, name: str) -> None:
-        self.limits = limits
-        self._served = served
+    def __init__(self, served_models: ServedModels, limits: Limits, name: str) -> None:
+        self._served_models = served_models
+        self._limits = limits
         self._name = name
-        self._threads = asyncio.Lock()
+        self._large_body_lock = asyncio.Lock()
 
-    async def to(self, request: Request, read: Callable[[Any, Source], Call], *, explain: bool = False) -> Response:
-        """Reads a request, predicts its rows, and returns the response."""
+    async def respond(self, request: Request, read: _ReadCall, *, explain: bool = False) -> Response:
+        """Reads a request, predicts its rows, and returns the response.
+
+        Args:
+            request: The request, whose body the gate has read.
+            read: The function that reads the content of the path's bodies.
+            explain: True if the prediction has an explanation.
+
+        Raises:
+            HTTPException: The response to a request that cannot be answered.
+            NotFiniteScoresError: A score is not a finite number.
+        """
         body = request.scope["body"]
         content_type = request.headers.get("content-type", "")
         # A large request has a large response, so both are made where the event loop does not wait for them.
-        batcher, call = await self._work(body, lambda: self._read(body, content_type, read))
+        batcher, call = await self._run_work(body, lambda: self._read(body, content_type, read))
         if explain:
             _check_explainable(call, batcher)
+        # ``call.count`` sets ``call.tokens`` when the rows have been tokenized, so the tokens are read after the wait.
+        # For an explanation it is not called.
         predicting = batcher.answer(call.rows, explain=explain, task=call.task, check=call.count)
-        predictions = await _answers(request, predicting, self.limits)
-        content = await self._work(body, lambda: encoded(call.respond(predictions, call.tokens)))
+        predictions = await _wait_for_predictions(request, predicting, self._limits)
+        content = await self._run_work(body, lambda: encoded(call.respond(predictions, call.tokens)))
         return Response(content, media_type="application/json")
 
-    def _read(self, body: bytes, content_type: str, read: Callable[[Any, Source], Call]) -> tuple[Batcher, Call]:
+    def _read(self, body: bytes, content_type: str, read: _ReadCall) -> tuple[Batcher, Call]:
         """Returns what a body asks for, and the batcher of the model that it chooses."""
         content = parsed_body(body, content_type)
+        has_adapters = len(_adapter_names(self._served_models)) > 0
         name = None
-        has_adapters = any(self._served)
         if has_adapters and isinstance(content, dict):
-            name = content.pop(ADAPTER, None)
-        model, batcher = _named(self._served, name, "body")
-        source = Source(name=self._name, model=model, limits=self.limits, has_adapters=has_adapters)
+            name = content.pop(ADAPTER, None)  # what is left is for ``read``, which knows no adapters
+        model, batcher = _choose_model(self._served_models, name, "body")
+        source = Source(name=self._name, model=model, limits=self._limits, has_adapters=has_adapters)
         return batcher, read(content, source)
 
-    async def _work(self, body: bytes, work: Callable[[], T]) -> T:
-        """Works for large bodies one at a time, because each holds Python's lock."""
-        if len(body) <= _LARGE_BODY:
+    async def _run_work(self, body: bytes, work: Callable[[], ResultT]) -> ResultT:
+        """Returns what ``work`` returns, which runs on a thread if the body is large.
+
+        Work for large bodies runs one at a time, because all of it holds Python's global lock (GIL). More threads would
+        finish no earlier, and would leave the event loop less time.
+        """
+        if len(body) <= _MOST_BYTES_ON_EVENT_LOOP:
             return work()
-        async with self._threads:
+        async with self._large_body_lock:
             return await asyncio.to_thread(work)
 
 
 def _add_page(app: FastAPI) -> None:
-    """Adds the page to try the model, whose policy allows its own script and style and no other."""
+    """Adds the page to try the model.
+
+    Its policy replaces the stricter one of the gate. It allows the page's own script and style and no other, images
+    that the page itself contains, and requests to this server.
+    """
     content = files("bert_tasks.serving").joinpath("page.html").read_bytes()
     policy = "default-src 'none'"
     for element in (b"script", b"style"):
-        # The page has one of each. A browser runs what has this digest (Content Security Policy Level 3, 2.3.1).
+        # The page has one of each. A browser runs what has this digest, which the policy writes in base64
+        # (Content Security Policy Level 3, 2.3.1).
         (text,) = re.findall(b"<%b>(.*)</%b>" % (element, element), content, flags=re.DOTALL)
-        digest = base64.b64encode(bytes.fromhex(sha256(text))).decode()
+        digest_bytes = bytes.fromhex(sha256(text))
+        digest = base64.b64encode(digest_bytes).decode()
         policy += f"; {element.decode()}-src 'sha256-{digest}'"
     policy += "; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
@@ -329,8 +407,8 @@ def _add_page(app: FastAPI) -> None:
         return Response(content, media_type="text/html", headers={"Content-Security-Policy": policy})
 
 
-def _add_description(app: FastAPI, served: Served, limits: Limits, name: str) -> None:
-    """Adds ``/model``, from which the page builds its form."""
+def _add_description(app: FastAPI, served_models: ServedModels, limits: Limits, name: str) -> None:
+    """Adds ``/model``, which describes a model. The page builds its form from the description."""
 
     @app.get(
         "/model",
@@ -341,8 +419,8 @@ def _add_description(app: FastAPI, served: Served, limits: Limits, name: str) ->
         },
     )
     async def describe(adapter: str | None = None) -> JSONResponse:
-        model, batcher = _named(served, adapter, "query")
-        task = model.tasks.get("")
+        model, batcher = _choose_model(served_models, adapter, "query")
+        task = model.tasks.get("")  # None for a model of several tasks
         pipeline_tag = None
         problem_type = None
         if task is not None:
@@ -356,7 +434,7 @@ def _add_description(app: FastAPI, served: Served, limits: Limits, name: str) ->
                 "pipeline_tag": pipeline_tag,
                 "problem_type": problem_type,
                 "labels": list(model.labels),
-                "adapters": [adapter for adapter in served if adapter],
+                "adapters": _adapter_names(served_models),
                 "columns": [asdict(column) for column in columns],
                 "limits": asdict(limits),
                 "examples": list(example_rows(model)),
@@ -366,8 +444,13 @@ def _add_description(app: FastAPI, served: Served, limits: Limits, name: str) ->
 
 
 def _add_state(app: FastAPI, gate: Gate) -> None:
-    """Adds what orchestrators and monitors ask for."""
-    failure = {"$ref": "#/components/schemas/Failure"}  # FastAPI would describe a model as plain text
+    """Adds ``/healthz`` and ``/readyz`` for orchestrators, and ``/metrics`` for Prometheus.
+
+    While the model is being loaded, the gate responds in place of these routes. Its failures are described here.
+    """
+    # FastAPI would describe a failure of /metrics as plain text, like its response, but it is JSON. So the description
+    # refers to the schema that FastAPI writes for other routes.
+    failure_schema = {"$ref": "#/components/schemas/Failure"}
 
     @app.get("/healthz", summary="Whether the process responds", response_model=State)
     async def healthz() -> JSONResponse:
@@ -377,6 +460,7 @@ def _add_state(app: FastAPI, gate: Gate) -> None:
         "/readyz",
         summary="Whether the server answers predictions",
         response_model=State,
+        # The gate responds with a Failure while the model is being loaded, and this route with a State before the end.
         responses={503: {"description": "The server is loading or stopping.", "model": Failure | State}},
     )
     async def readyz() -> JSONResponse:
@@ -388,7 +472,7 @@ def _add_state(app: FastAPI, gate: Gate) -> None:
         "/metrics",
         summary="Counters in Prometheus' text format",
         response_class=PlainTextResponse,
-        responses={503: {"description": _LOADING, "content": {"application/json": {"schema": failure}}}},
+        responses={503: {"description": _LOADING, "content": {"application/json": {"schema": failure_schema}}}},
     )
     async def metrics() -> Response:
         return Response(generate_latest(gate.metrics.registry), media_type=CONTENT_TYPE_LATEST)
@@ -398,7 +482,7 @@ def encoded(content: Any) -> bytes:
     """Encodes JSON in UTF-8.
 
     Raises:
-        NotFiniteScoresError: A number cannot be represented in JSON.
+        NotFiniteScoresError: A number is infinite or not a number (NaN), which JSON cannot represent.
     """
     try:
         return json.dumps(content, ensure_ascii=False, allow_nan=False).encode()
@@ -406,27 +490,43 @@ def encoded(content: Any) -> bytes:
         raise NotFiniteScoresError("a score is not a finite number") from None
 
 
-async def _answers(request: Request, predictions: Coroutine[Any, Any, Sequence[Any]], limits: Limits) -> Sequence[Any]:
-    """Returns predictions. If the client disconnects or the time is over, the request leaves the queue."""
+async def _wait_for_predictions(
+    request: Request, predictions: Coroutine[Any, Any, Sequence[Any]], limits: Limits
+) -> Sequence[Any]:
+    """Returns the predictions, if they come in time and the client is still connected.
+
+    Otherwise they are cancelled, so that the request leaves the queue.
+
+    Args:
+        request: The request, whose body has been read.
+        predictions: A call of ``Batcher.answer``.
+        limits: Limits of requests. The timeout ends the wait.
+
+    Raises:
+        HTTPException: The response to rows or options that cannot be used, to a full queue, and to a disconnect or a
+            timeout.
+    """
+    predicting = asyncio.ensure_future(predictions)
+    # Nobody awaits it after a disconnect or a timeout, but it may still fail.
+    predicting.add_done_callback(retrieve_exception)
     # After the body, a disconnect is all that a client can send.
-    answer = asyncio.ensure_future(predictions)
-    answer.add_done_callback(retrieve_exception)
-    gone = asyncio.ensure_future(request.receive())
+    disconnect = asyncio.ensure_future(request.receive())
     try:
-        await asyncio.wait({answer, gone}, timeout=limits.timeout, return_when=asyncio.FIRST_COMPLETED)
-        if answer.done():
-            return answer.result()
-    except DataError as error:  # a task finds some errors only when it makes features
+        await asyncio.wait({predicting, disconnect}, timeout=limits.timeout, return_when=asyncio.FIRST_COMPLETED)
+        if predicting.done():
+            return predicting.result()
+    except DataError as error:  # a task, or ``Call.count``, finds some errors only when there are features
         raise body_error((), str(error)) from None
     except UsageError as error:  # a hypothesis that is too long
         raise option_error(error) from None
     except QueueFullError:
-        detail = f"the queue is full ({counted(limits.queue, 'request')}). Try again in a moment"
+        waiting = counted(limits.queue, "request")
+        detail = f"the queue is full ({waiting}). Try again in a moment"
         raise HTTPException(429, detail, headers={"Retry-After": "1"}) from None
     finally:
-        answer.cancel()
-        gone.cancel()
-    if gone.done() and not gone.cancelled():
+        predicting.cancel()
+        disconnect.cancel()
+    if disconnect.done() and not disconnect.cancelled():
         raise HTTPException(DISCONNECTED, "the client has disconnected")
     detail = f"no answer within {limits.timeout:g} s. Send fewer or shorter rows, or try later"
     raise HTTPException(503, detail, headers={"Retry-After": "5"})
