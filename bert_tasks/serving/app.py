@@ -163,7 +163,10 @@ def _choose_model(
     if name is None:
         return next(iter(served_models.values()))
     if not isinstance(name, str) or name not in served_models:
-        message = f"no such adapter. The adapters are {', '.join(_adapter_names(served_models))}"
+        message = "the server has no adapters"
+        names = _adapter_names(served_models)
+        if names:
+            message = f"no such adapter. The adapters are {', '.join(names)}"
         raise HTTPException(422, [{"loc": [location, ADAPTER], "msg": message, "type": "value_error"}])
     return served_models[name]
 
@@ -356,7 +359,6 @@ class _Responder:
         if explain:
             _check_explainable(call, batcher)
         # ``call.count`` sets ``call.tokens`` when the rows have been tokenized, so the tokens are read after the wait.
-        # For an explanation it is not called.
         predicting = batcher.answer(call.rows, explain=explain, task=call.task, check=call.count)
         predictions = await _wait_for_predictions(request, predicting, self._limits)
         content = await self._run_work(body, lambda: encoded(call.respond(predictions, call.tokens)))

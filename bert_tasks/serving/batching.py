@@ -154,7 +154,7 @@ class Batcher:
             return await self._predicted(rows, task, check)
         self._explanations += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._explaining, self._explained, rows)
+            return await asyncio.get_running_loop().run_in_executor(self._explaining, self._explained, rows, check)
         finally:
             self._explanations -= 1
 
@@ -172,10 +172,11 @@ class Batcher:
             return windows.features_of(model, rows, tokenizer)
         return checked_features(task, rows, tokenizer, model.config)
 
-    def _explained(self, rows: Sequence[Row]) -> Sequence[Any]:
+    def _explained(self, rows: Sequence[Row], check: Callable[[Sequence[Feature]], None]) -> Sequence[Any]:
         """Predicts and explains rows that are short enough, because an explanation that has begun cannot be stopped."""
         model = self._explained_model
         features = windows.features_of(model, rows, model.require_tokenizer())
+        check(features)
         tokens = sum(len(feature["input_ids"]) for feature in features)
         if tokens > MOST_EXPLAINED_TOKENS:
             raise DataError(

@@ -322,6 +322,13 @@ def test_the_query_asks_for_an_explanation_of_one_row(model_of: ModelOf, case: s
     assert "one row can be explained, the request has 2" in errors_of(several)["query.explain"]
 
 
+def test_a_server_without_adapters_says_so(model_of: ModelOf) -> None:
+    async def ask(served: Application) -> httpx2.Response:
+        return await served.client.get("/model?adapter=none")
+
+    assert errors_of(visit(model_of("single"), ask)) == {"query.adapter": "the server has no adapters"}
+
+
 def test_a_row_of_many_windows_is_not_explained(model_of: ModelOf, monkeypatch: pytest.MonkeyPatch) -> None:
     """The work of an explanation grows with the row, and cannot be stopped when the client leaves."""
     monkeypatch.setattr("bert_tasks.serving.batching.MOST_EXPLAINED_TOKENS", 60)

@@ -240,6 +240,14 @@ def test_wrong_requests(name: str, model_of: ModelOf, embedder: TaskModel) -> No
         assert body["error"] == message, body
 
 
+@pytest.mark.parametrize("query", ["", "?explain=true"])
+def test_a_text_that_is_too_long_is_refused_if_asked(query: str, model_of: ModelOf) -> None:
+    content = {"inputs": "word " * 600, "truncate": False}
+    (response,) = posted(model_of("single"), (f"/predict{query}", content))
+    assert response.status_code == 422
+    assert response.json()["detail"][0]["msg"].endswith(TOO_LONG)
+
+
 def test_tei_predict_has_the_errors_of_rows(model_of: ModelOf) -> None:
     contents = [
         {"inputs": [["a", "b", "c"]]},
