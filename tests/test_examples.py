@@ -54,7 +54,7 @@ EXAMPLES = {
         for name, value in PUBLIC.items()
         if inspect.isclass(value)
         for method in reference.methods_of(value)
-        if ">>>" in str(getattr(value, method).__doc__)
+        if ">>>" in str(inspect.getdoc(getattr(value, method)))
     },
 }
 

@@ -75,6 +75,9 @@ class Encoder(PretrainedModule):
                 the weights.
             revision: Branch, tag or commit of a hub id. Default: the branch ``main``.
 
+        Returns:
+            The encoder on the CPU.
+
         Raises:
             CheckpointError: Files are missing or damaged, the family is not supported, or a key does not fit.
 
@@ -134,6 +137,11 @@ class Encoder(PretrainedModule):
         Raises:
             ValueError: A mask is not ``[B, T]``, an input is too long, an id has no embedding, or attention weights are
                 asked for.
+
+        Example:
+            >>> input_ids = torch.tensor([[101, 7, 8, 102]])
+            >>> tuple(encoder(input_ids).shape) == (1, 4, encoder.config.hidden_size)
+            True
         """
         inputs = padded_inputs(self.config, input_ids, attention_mask, token_type_ids, position_ids, output_attentions)
         states: list[Tensor] | None = [] if output_hidden_states else None

@@ -135,6 +135,12 @@ class EncoderWithHeads(PretrainedModule, ABC):
             CheckpointError: The folder cannot be written.
             UsageError: No run has trained adapters of this model, transformers has no such head, or the model has
                 several tasks.
+
+        Example:
+            >>> result = fit(model, "train.csv", output_dir="runs/x", epochs=1, lora_rank=2)
+            >>> model.save_adapter("adapter")
+            >>> TaskModel.from_pretrained("adapter").task == model.task
+            True
         """
 
     # Files
@@ -283,6 +289,11 @@ class EncoderWithHeads(PretrainedModule, ABC):
 
         Raises:
             ValueError: A mask is not ``[B, T]``, an input is too long, or an id has no embedding.
+
+        Example:
+            >>> inputs = model.tokenizer(["Cold soup.", "Kind staff."], padding=True, return_tensors="pt")
+            >>> tuple(model(**inputs).shape) == (2, len(model.task.output.labels))
+            True
         """
         inputs: PackedBatch | PaddedInputs
         if isinstance(input_ids, PackedBatch):

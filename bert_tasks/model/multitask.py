@@ -127,6 +127,20 @@ class MultiTaskModel(EncoderWithHeads):
         self.drawn = others | {key.replace("head.", start, 1): value for key, value in drawn.items()}
 
     def train(self, mode: bool = True) -> Self:
+        """Sets the mode of the encoder and of all heads, as ``torch.nn.Module.train`` does.
+
+        Args:
+            mode: True for training, with dropout, and False for evaluation.
+
+        Returns:
+            The model itself.
+
+        Example:
+            >>> tasks = {"topic": {"task": "sequence-classification", "labels": ["food", "room"]}}
+            >>> model = MultiTaskModel.from_pretrained(base, tasks=tasks).train()
+            >>> model.models["topic"].training
+            True
+        """
         super().train(mode)
         for model in self._models.values():  # which are no modules of this one
             model.training = mode
@@ -192,6 +206,9 @@ class MultiTaskModel(EncoderWithHeads):
         Args:
             config, tokenizer, seed: See ``TaskModel.from_config``.
             tasks: See ``from_pretrained``. Each task has ``labels``, because no file names them.
+
+        Returns:
+            The model on the CPU, in float32.
 
         Raises:
             CheckpointError: A family or field is unknown, a value does not fit, or there is no such tokenizer.

@@ -198,6 +198,9 @@ class TaskModel(EncoderWithHeads, Generic[PredictionT]):
             seed: Seed of the weights. Default: 42. The state of torch's global generator is not changed.
             settings: Fields of the task.
 
+        Returns:
+            The model on the CPU, in float32.
+
         Raises:
             CheckpointError: A family or field is unknown, a value does not fit, or there is no such tokenizer.
             UsageError: See ``from_pretrained``.

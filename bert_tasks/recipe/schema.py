@@ -434,9 +434,11 @@ def load_recipe(path: str | Path, *, overrides: Sequence[str] = (), output_dir: 
             them start at the current folder. An override of the source of the data removes other sources.
         output_dir: Replaces ``run.output_dir``. It is relative to the current folder.
 
+    Returns:
+        The recipe, with a default for each key that the file leaves out.
+
     Raises:
-        RecipeError: The file is missing, is no TOML or does not fit the schema. The message has all errors of the
-            schema.
+        RecipeError: The file is missing, is no TOML or does not fit the schema. The message names all errors.
 
     Example:
         >>> load_recipe("recipe.toml", overrides=["optim.epochs=1"]).optim.epochs

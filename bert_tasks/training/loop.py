@@ -162,6 +162,14 @@ class Trainer:
             CheckpointError: A file of the run is damaged or cannot be written.
             DivergedError: The loss or the gradient of a step was not finite.
             StoppedError: The process was asked to stop by SIGTERM or SIGINT. The run is saved and can be resumed.
+
+        Example:
+            >>> recipe = load_recipe("recipe.toml", output_dir="runs/x")
+            >>> data = prepare(recipe)  # of bert_tasks.recipe.check
+            >>> model = TaskModel.from_pretrained(base, task=data.heads[""].task)
+            >>> trainer = Trainer(objective=model, splits=data.splits, optim=recipe.optim, run=recipe.run)
+            >>> trainer.train(progress=False).steps == recipe.optim.max_steps
+            True
         """
         broadcast_from_main(self.accelerator, outputs.check_folder, self.output_dir)
         trainable = [parameter for parameter in self.objective.parameters() if parameter.requires_grad]

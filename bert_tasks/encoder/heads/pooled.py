@@ -127,7 +127,17 @@ class SequenceHead(PooledHead):
         initialize(self, config)
 
     def forward(self, hidden: Tensor, layout: Layout, embeddings: Tensor) -> Tensor:
-        """Computes the logits from ``[B, H]`` of first tokens, or ``[N, H]`` of all, ``-> [B, L]``."""
+        """Computes the logits of each sequence.
+
+        Args:
+            hidden: The last hidden states, ``[B, H]`` of the first tokens if the head reads no others, or else
+                ``[N, H]`` of all tokens.
+            layout: Where the sequences are in ``hidden``.
+            embeddings: ``[V, H]`` table of the word embeddings, which this head does not read.
+
+        Returns:
+            ``[B, L]`` logits.
+        """
         if not self.pools_logits:
             hidden = self.pool(hidden, layout)
         if self.dense is not None:

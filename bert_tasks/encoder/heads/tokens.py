@@ -58,7 +58,16 @@ class PerTokenHead(Head):
         return None
 
     def forward(self, hidden: Tensor, layout: Layout, embeddings: Tensor) -> Tensor:
-        """Computes the logits of the tokens that are read, ``[R, H] -> [R, L]``."""
+        """Computes the logits of the tokens that the task reads.
+
+        Args:
+            hidden: ``[R, H]`` last hidden states of these tokens.
+            layout: Where the sequences are. This head does not read it.
+            embeddings: ``[V, H]`` table of the word embeddings, which this head does not read.
+
+        Returns:
+            ``[R, L]`` logits.
+        """
         if self.dense is not None:
             hidden = self.norm(linear_activation(self.dense, hidden, self.activation))
         logits: Tensor = self.output(self.dropout(hidden))
