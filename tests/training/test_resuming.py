@@ -367,7 +367,7 @@ def test_another_machine_is_reported(dropout_checkpoint, tmp_path, capfd):
 
 
 def test_more_patience_goes_on_with_a_run_that_stopped_early(dropout_checkpoint, tmp_path):
-    patient = {"epochs": 5, "learning_rate": 1e-9}
+    patient = {"epochs": 5, "learning_rate": 1e-30}  # too small to change a weight, so no evaluation is better
     _, first = run(tmp_path / "run", dropout_checkpoint, early_stopping_patience=1, **patient)
     assert first.stopped_early
     _, second = run(tmp_path / "run", dropout_checkpoint, early_stopping_patience=3, **patient)
