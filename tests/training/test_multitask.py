@@ -380,7 +380,9 @@ def test_the_models_of_the_tasks_follow_the_model(quick: Path, unigram_tokenizer
 
 def test_a_smaller_model_of_several_tasks_predicts_and_is_saved(quick: Path, tmp_path: Path) -> None:
     model = load(quick).with_layers([0])
-    assert model.models["slots"].predict("the ferry") == [model.predict("the ferry")[0]["slots"]]
+    (alone,), together = model.models["slots"].predict("the ferry"), model.predict("the ferry")[0]["slots"]
+    assert alone.tags == together.tags
+    assert alone.scores == pytest.approx(together.scores, abs=1e-6)  # products of other shapes may round otherwise
     model.save_pretrained(tmp_path)
     assert MultiTaskModel.from_pretrained(tmp_path).predict("the ferry") == model.predict("the ferry")
 
