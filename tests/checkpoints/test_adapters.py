@@ -15,6 +15,7 @@ from bert_tasks import Encoder, TaskModel, families, fit
 from bert_tasks.checkpoints.adapters import model_weights
 from bert_tasks.errors import CheckpointError, UsageError
 from support.hf_models import FAMILIES, hf_class
+from support.sampling import slow_except
 from support.small_checkpoints import copied, save_checkpoint, tokenizer_of
 from support.task_examples import EXAMPLES
 
@@ -48,9 +49,7 @@ def logits_of(model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase, texts:
 
 
 # Of the others each has other modules or names, which the adapters of a saved model must have, too.
-@pytest.mark.parametrize(
-    "family", ["roberta", *(pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES if name != "roberta")]
-)
+@pytest.mark.parametrize("family", slow_except(FAMILIES, "roberta"))
 def test_peft_opens_them_around_stock_transformers(
     family: str, by_kind: dict[str, PreTrainedTokenizerBase], tmp_path: Path
 ) -> None:

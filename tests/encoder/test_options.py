@@ -12,6 +12,7 @@ from bert_tasks.encoder.config import DisentangledConfig, EncoderConfig, HeadCon
 from bert_tasks.encoder.heads import select_first_tokens
 from bert_tasks.encoder.layers import TransformerEncoder
 from bert_tasks.encoder.packing import Packed, PackedBatch, Padded, pack
+from support.sampling import slow_except
 
 LENGTHS = (7, 1, 12, 3, 12)
 LAYERS = 3
@@ -122,9 +123,7 @@ def test_the_quick_combinations_have_every_value_of_every_option() -> None:
         assert {getattr(config, name) for config in configs} == set(values), name
 
 
-@pytest.mark.parametrize(
-    "seed", [pytest.param(seed, marks=() if seed in QUICK else pytest.mark.slow) for seed in range(124)]
-)
+@pytest.mark.parametrize("seed", slow_except(range(124), *QUICK))
 def test_any_combination_is_computed(seed: int) -> None:
     config = drawn(seed)
     encoder = make_encoder(config, seed)

@@ -106,7 +106,7 @@ def outcomes(
         if file == STATE:
             sign(copy)
         for call in commands(finished, folder).values():
-            code = exit_code(lambda call=call: call(copy))  # type: ignore[misc]
+            code = exit_code(lambda call=call: call(copy))  # type: ignore[misc]  # mypy infers no lambda with a default
             codes[f"{number}: {name}"] = code
             if code:
                 break

@@ -16,10 +16,10 @@ from bert_tasks.experiments.search import load_search, search
 from bert_tasks.experiments.study import Study
 from bert_tasks.recipe.search import SearchSection
 from bert_tasks.report import make_report
-from support.marks import slow_except
 from support.recipes import recipe, write_csv, write_with_data
 from support.runs import CONSOLE, TORCHRUN, Program
 from support.runs import run as run_program
+from support.sampling import slow_except
 from support.training_runs import make_rows
 
 SPACE = {

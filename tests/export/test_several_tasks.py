@@ -17,7 +17,7 @@ from bert_tasks.export import export
 from bert_tasks.model.exported import ExportedMultiTaskModel
 from bert_tasks.outputs.prediction import Prediction
 from support.hf_models import widen
-from support.sampling import few
+from support.sampling import slow_except
 from support.small_checkpoints import copied, edit_config, save_checkpoint
 from support.task_examples import CLASSES, LABELS, QUESTIONS, SENTENCES
 
@@ -86,7 +86,7 @@ def numbers(value: Any) -> Any:
     return json.loads(json.dumps(value), parse_float=lambda text: round(float(text), 4))
 
 
-@pytest.fixture(scope="module", params=few("span, mean of tokens and CRF", of=list(CASES)))
+@pytest.fixture(scope="module", params=slow_except(list(CASES), "span, mean of tokens and CRF"))
 def case(
     request: pytest.FixtureRequest, base: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[str, Path, MultiTaskModel]:

@@ -28,7 +28,7 @@ from bert_tasks.inference.predictor import Predictor
 from bert_tasks.inference.writing import OutputDestination
 from bert_tasks.model.task_model import TaskModel
 from support.runs import CONSOLE
-from support.sampling import few
+from support.sampling import slow_except
 from support.task_contract import unlabelled
 from support.task_examples import EXAMPLES
 
@@ -54,7 +54,7 @@ def contents(predictions: Any) -> list[dict[str, Any]]:
     return [prediction.to_json() for prediction in predictions]
 
 
-@pytest.mark.parametrize("case", few("single", "windows", of=ONE_TEXT))
+@pytest.mark.parametrize("case", slow_except(ONE_TEXT, "single", "windows"))
 def test_a_text_is_a_row_alone_or_in_a_list(case: str, model_of: ModelOf) -> None:
     model = model_of(case)
     rows = unlabelled(EXAMPLES[case])
@@ -358,7 +358,7 @@ def test_progress_is_shown_on_a_terminal_unless_quiet(
 TEXT = "  Nobody told the  baker's wife: \U0001f600 the ferry, at seven."
 
 
-@pytest.mark.parametrize("case", few("token", of=[case for case in EXAMPLES if case.startswith("token")]))
+@pytest.mark.parametrize("case", slow_except([case for case in EXAMPLES if case.startswith("token")], "token"))
 def test_a_tagger_takes_a_text_and_says_where_in_it_entities_are(case: str, model_of: ModelOf, tmp_path: Path) -> None:
     model = model_of(case)
     (prediction,) = contents(model.predict(TEXT))

@@ -12,7 +12,7 @@ from bert_tasks.export import export
 from bert_tasks.inference import embed_file
 from bert_tasks.serving.server import load_served
 from support import stopped_runs
-from support.sampling import few
+from support.sampling import slow_except
 from support.task_examples import EXAMPLES
 
 ROWS = list(EXAMPLES["single"].rows)
@@ -38,7 +38,7 @@ def stopped(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("use", few("predict", "evaluate", "embed", "train further", of=list(USES)))
+@pytest.mark.parametrize("use", slow_except(list(USES), "predict", "evaluate", "embed", "train further"))
 def test_every_use_says_that_the_run_is_not_finished(
     use: str, stopped: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -12,9 +12,9 @@ from torch.nn import functional as F
 
 from bert_tasks.encoder import attention
 from bert_tasks.encoder.dropout import Dropout
-from support.hf_models import EVERY_HEAD, ROBERTAS, WITH_CHOICE, Head, hf_config, hf_model, random_batch
+from support.hf_models import EVERY_HEAD, FAMILIES, ROBERTAS, WITH_CHOICE, Head, hf_config, hf_model, random_batch
 from support.parity import ours_from, packed_difference, shaped_difference
-from support.sampling import few, one_of_each
+from support.sampling import one_of_each, slow_except
 
 PROBABILITIES: dict[str, dict[str, float]] = {
     "bert": {"hidden_dropout_prob": 0.1, "classifier_dropout": 0.3},
@@ -67,7 +67,7 @@ def test_dropout_stands_where_transformers_has_it(family: str, head: Head) -> No
     assert packed_difference(theirs, ours, batch) <= 1e-10
 
 
-@pytest.mark.parametrize("family", few("bert", "distilbert"))
+@pytest.mark.parametrize("family", slow_except(FAMILIES, "bert", "distilbert"))
 def test_attention_weights_are_dropped_in_training_only(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = ours_from(hf_model(family, "base", config=config(family, "base", attention_dropout=0.25)), "base")
     seen: set[float] = set()

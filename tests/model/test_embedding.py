@@ -14,7 +14,8 @@ from transformers import AutoModel, PreTrainedTokenizerBase
 
 from bert_tasks.errors import CheckpointError, DataError, UsageError
 from bert_tasks.model.encoder import Encoder
-from support.sampling import few, one_of_each
+from support.hf_models import FAMILIES
+from support.sampling import one_of_each, slow_except
 from support.small_checkpoints import save_checkpoint, tokenizer_of
 
 TEXTS = ["a ferry", "", "the boats were late and the harbour was full of birds again", "one", "rain, all of the day"]
@@ -47,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, wordpiece_tokenizer: PreTra
     return path
 
 
-@pytest.mark.parametrize("family", few("bert", "roberta"))
+@pytest.mark.parametrize("family", slow_except(FAMILIES, "bert", "roberta"))
 def test_every_family_has_the_mean_of_its_last_layer(
     family: str, tmp_path: Path, by_kind: dict[str, PreTrainedTokenizerBase]
 ) -> None:

@@ -7,9 +7,9 @@ import torch
 
 from bert_tasks.model.encoder import Encoder
 from bert_tasks.model.task_model import TaskModel
-from support.hf_models import EVERY_HEAD, HEADS, Head, hf_config, random_batch
+from support.hf_models import EVERY_HEAD, FAMILIES, HEADS, Head, hf_config, random_batch
 from support.parity import Model, shaped_output, task_for
-from support.sampling import few, one_of_each
+from support.sampling import one_of_each, slow_except
 
 
 def model(family: str, head: Head = "base") -> Model:
@@ -38,7 +38,7 @@ def test_inputs_of_another_form_are_refused_by_name(arguments: dict[str, Any], m
             model("bert", head)(**arguments)
 
 
-@pytest.mark.parametrize("family", few("bert", "roberta"))
+@pytest.mark.parametrize("family", slow_except(FAMILIES, "bert", "roberta"))
 def test_the_longest_input(family: str) -> None:
     """48 tokens fit every family; RoBERTa's table has 50 rows for them."""
     encoder = model(family)
@@ -91,7 +91,7 @@ def test_one_row_of_positions_serves_all_sequences() -> None:
     assert torch.equal(encoder(ids, position_ids=positions), encoder(ids, position_ids=positions.repeat(2, 1)))
 
 
-@pytest.mark.parametrize("family", few("bert", "distilbert"))
+@pytest.mark.parametrize("family", slow_except(FAMILIES, "bert", "distilbert"))
 @pytest.mark.parametrize("head", ["base", "sequence"])
 def test_ids_without_an_embedding_are_refused_by_name(head: Head, family: str) -> None:
     called = model(family, head)

@@ -40,7 +40,7 @@ from bert_tasks.tasks import (
     TokenClassification,
 )
 from support.hf_models import WITH_CHOICE, WITH_SPAN, WITHOUT_TYPES, with_families
-from support.sampling import few
+from support.sampling import slow_except
 from support.small_checkpoints import save_checkpoint, tokenizer_of
 from support.small_tokenizers import LINES, MULTILINGUAL_LINES
 
@@ -487,7 +487,7 @@ ODD = (
 )
 
 
-@pytest.mark.parametrize("tokenizer_name", few(*TOKENIZERS[:3], of=TOKENIZERS))
+@pytest.mark.parametrize("tokenizer_name", slow_except(TOKENIZERS, *TOKENIZERS[:3]))
 @settings(max_examples=30)
 @given(pieces=st.lists(st.sampled_from([*ODD, *" .,", *LINES[4].split(), *MULTILINGUAL_LINES[5][:4]]), max_size=12))
 def test_each_token_is_counted_once_in_a_word_of_the_text(

@@ -9,7 +9,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from bert_tasks.model.task_model import TaskModel
 from support.hf_models import EVERY_HEAD, FAMILIES, Head, HFBatch, hf_config, hf_model, random_batch
 from support.parity import hf_output, in_our_names, loss_curve, ours_from, packed_batch, shaped_output
-from support.sampling import few, one_of_each
+from support.sampling import one_of_each, slow_except
 
 TOLERANCE = 1e-9
 LENGTHS = (17, 1, 30, 9, 2, 16)
@@ -68,7 +68,7 @@ def test_gradients(family: str, head: Head) -> None:
     assert apart(in_our_names(gradients(theirs), theirs, head), gradients(ours)) <= TOLERANCE
 
 
-@pytest.mark.parametrize("family", few("bert"))
+@pytest.mark.parametrize("family", slow_except(FAMILIES, "bert"))
 def test_gradients_of_the_padded_call(family: str) -> None:
     theirs = hf_model(family, "sequence")
     ours = ours_from(theirs, "sequence")
@@ -132,7 +132,7 @@ def seeded_gradients(model: TaskModel, batch: HFBatch, *, checkpointing: bool) -
     return {name: value.clone() for name, value in gradients(model).items()}
 
 
-@pytest.mark.parametrize("family", few("bert", "albert"))
+@pytest.mark.parametrize("family", slow_except(FAMILIES, "bert", "albert"))
 def test_gradient_checkpointing_changes_no_bit(family: str) -> None:
     """With dropout at its default of 0.1 (ALBERT and RemBERT: set) the recomputed layers must draw the same masks."""
     changes = dict.fromkeys(WITHOUT_DROPOUT, 0.1) if family in ("albert", "rembert") else {}
@@ -162,7 +162,7 @@ def test_gradient_checkpointing_recomputes_the_layers(monkeypatch: pytest.Monkey
     assert calls == 3
 
 
-@pytest.mark.parametrize("family", few("bert"))
+@pytest.mark.parametrize("family", slow_except(FAMILIES, "bert"))
 def test_a_hundred_steps_give_transformers_loss_curve(family: str) -> None:
     """Five batches, over and over, without dropout: transformers' padded, ours packed."""
     config = undropped(family, num_hidden_layers=2)

@@ -35,7 +35,7 @@ from bert_tasks.serving.requests import answers_schema
 from bert_tasks.serving.server import load_warm
 from bert_tasks.tasks import PairClassification, SequenceClassification, TokenClassification
 from bert_tasks.tasks.examples import TEXTS, example_rows_of
-from support.sampling import few
+from support.sampling import slow_except
 from support.servers import SLOW, application
 from support.small_checkpoints import copied, edit_config, save_checkpoint
 
@@ -146,7 +146,7 @@ WRITTEN = (
 )
 
 
-@pytest.mark.parametrize("form", few("jsonl", "table", of=("jsonl", "csv", "tsv", "parquet", "frame", "table")))
+@pytest.mark.parametrize("form", slow_except(("jsonl", "csv", "tsv", "parquet", "frame", "table"), "jsonl", "table"))
 def test_every_file_and_batch_has_the_same_columns(run: Path, file: Path, tmp_path: Path, form: str) -> None:
     """Beside the columns of the input, which keep their names because no column of a prediction has one of them."""
     frame = pandas.DataFrame(ROWS)
@@ -214,7 +214,7 @@ def words_run(tmp_path_factory: pytest.TempPathFactory, base: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("form", few("jsonl", of=("jsonl", "parquet", "rows")))
+@pytest.mark.parametrize("form", slow_except(("jsonl", "parquet", "rows"), "jsonl"))
 def test_a_head_reads_the_words_that_all_heads_read(words_run: Path, tmp_path: Path, form: str) -> None:
     data: Any = WORDS_ROWS
     if form != "rows":

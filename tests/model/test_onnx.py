@@ -27,7 +27,7 @@ from bert_tasks.model.windows import forward_windows, pack_features
 from bert_tasks.outputs.features import Feature
 from bert_tasks.tasks.sequence_classification import SequenceClassification
 from support.hf_models import FAMILIES, hf_config
-from support.sampling import few
+from support.sampling import slow_except
 from support.small_checkpoints import save_checkpoint, tokenizer_of
 from support.small_tokenizers import LINES
 
@@ -56,7 +56,7 @@ def rows_of(task: str) -> list[Row]:
 
 
 # An export takes seconds. The exported folders of tests/export have the other shapes of heads.
-@pytest.fixture(scope="module", params=few("bert", of=list(CASES)))
+@pytest.fixture(scope="module", params=slow_except(list(CASES), "bert"))
 def model(
     request: pytest.FixtureRequest,
     by_kind: dict[str, PreTrainedTokenizerBase],

@@ -17,6 +17,7 @@ from transformers import AutoModel, PreTrainedTokenizerBase
 from support.hf_models import (
     AFTER_PADDING,
     EVERY_HEAD,
+    FAMILIES,
     Head,
     HFBatch,
     hf_config,
@@ -34,13 +35,13 @@ from support.parity import (
     shaped_difference,
     shaped_output,
 )
-from support.sampling import few, one_of_each
+from support.sampling import one_of_each, slow_except
 
 TOLERANCE = 1e-10
 Side = Literal["left", "right"]
 # 48 is the most that these models have positions for; near and equal lengths share a group.
 LENGTHS = (17, 1, 48, 9, 2, 46, 17, 30, 16)
-BOTH = pytest.mark.parametrize("family", few("bert", "roberta"))
+BOTH = pytest.mark.parametrize("family", slow_except(FAMILIES, "bert", "roberta"))
 ALL_HEADS = pytest.mark.parametrize(("family", "head"), one_of_each(EVERY_HEAD))
 
 

@@ -27,7 +27,7 @@ from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import SequenceClassification
 from support.hf_models import AFTER_PADDING, EVERY_HEAD, FAMILIES, PREFIX, WITHOUT_TYPES, Head
 from support.largest_tensor import LargestTensor
-from support.sampling import few, one_of_each
+from support.sampling import one_of_each, slow_except
 from support.small_checkpoints import copied, edit_config, save_checkpoint, tokenizer_of
 from support.small_tokenizers import LINES
 from support.task_examples import EXAMPLES
@@ -107,7 +107,7 @@ def loaded(folder: Path, labels: Sequence[str] | None = None, **settings: Any) -
     return TaskModel.from_pretrained(folder, task="sequence-classification", labels=labels, **settings)
 
 
-@pytest.mark.parametrize("family", few("bert", "roberta", "electra"))
+@pytest.mark.parametrize("family", slow_except(FAMILIES, "bert", "roberta", "electra"))
 def test_stock_folder_and_back(family: str, stock: Save, tmp_path: Path) -> None:
     folder = stock(family)
     theirs = stock_logits(stock_model(folder), folder)
@@ -145,7 +145,7 @@ def test_heads_that_transformers_lacks(family: str, pooling: str, stock: Save, t
     assert again.task == ours.task
 
 
-@pytest.mark.parametrize("family", few("bert"))
+@pytest.mark.parametrize("family", slow_except(FAMILIES, "bert"))
 def test_stock_base_model_of_a_pooling_head(family: str, stock: Save, tmp_path: Path) -> None:
     folder = stock(family)
     loaded(folder, pooling="mean").save_pretrained(tmp_path / "saved")
@@ -158,7 +158,7 @@ def test_stock_base_model_of_a_pooling_head(family: str, stock: Save, tmp_path: 
     assert torch.equal(before, after)
 
 
-@pytest.mark.parametrize("family", few("bert", "roberta"))
+@pytest.mark.parametrize("family", slow_except(FAMILIES, "bert", "roberta"))
 def test_labels_in_another_order_are_mapped_by_name(family: str, stock: Save, tmp_path: Path) -> None:
     folder, order = stock(family), ("sad", "calm", "glad")
     ours = loaded(folder, order)
@@ -235,7 +235,7 @@ def test_labels_with_names_of_their_own_are_other_labels(theirs: tuple[str, ...]
     assert set(report.new) == {"classifier.weight", "classifier.bias"}
 
 
-@pytest.mark.parametrize("family", few("electra"))
+@pytest.mark.parametrize("family", slow_except(FAMILIES, "electra"))
 def test_other_labels_get_a_new_last_layer(family: str, stock: Save) -> None:
     """As many labels with other names, or more of them: never the old rows under new names."""
     folder = stock(family)
@@ -351,7 +351,7 @@ def test_loaded_models_are_ready_to_use(stock: Save) -> None:
     assert list(model.buffers()) == []
 
 
-@pytest.mark.parametrize("family", few("roberta", of=("bert", "roberta")))
+@pytest.mark.parametrize("family", slow_except(("bert", "roberta"), "roberta"))
 def test_pipeline_of_transformers_gives_the_same_answers(family: str, stock: Save, tmp_path: Path) -> None:
     model = loaded(stock(family))
     model.save_pretrained(tmp_path / "saved")
@@ -364,7 +364,7 @@ def test_pipeline_of_transformers_gives_the_same_answers(family: str, stock: Sav
     )
 
 
-@pytest.mark.parametrize("case", few("single", of=("single", "several", "token", "pair")))
+@pytest.mark.parametrize("case", slow_except(("single", "several", "token", "pair"), "single"))
 def test_labels_that_nobody_named_are_those_of_the_training_rows(
     case: str, tmp_path: Path, wordpiece_tokenizer: PreTrainedTokenizerBase
 ) -> None:

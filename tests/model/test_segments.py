@@ -25,7 +25,7 @@ from bert_tasks.model.task_model import TaskModel
 from bert_tasks.outputs.features import Feature
 from bert_tasks.tasks import PairClassification
 from support.hf_models import FAMILIES, ROBERTAS, WITHOUT_SEGMENTS, WITHOUT_TYPES
-from support.sampling import few, one_of_each
+from support.sampling import one_of_each, slow_except
 from support.small_checkpoints import edit_config, save_checkpoint
 from support.small_tokenizers import LINES
 
@@ -130,7 +130,7 @@ def test_segments_are_the_familys_or_zeros_here_and_in_stock(
         assert list(prediction.scores.values()) == pytest.approx(scores.tolist(), abs=1e-5)
 
 
-@pytest.mark.parametrize("stated", few("both", of=("names of inputs", "zeros", "both")))
+@pytest.mark.parametrize("stated", slow_except(("names of inputs", "zeros", "both"), "both"))
 def test_pairs_of_a_folder_without_segments_have_the_logits_of_transformers(
     stated: str, fresh: Any, tmp_path: Path
 ) -> None:

@@ -1,12 +1,12 @@
-"""Samples of products such as family x head: `make test` runs a few of the pairs, and `make test-slow` all others."""
+"""Samples of parameters such as family x head: `make test` runs a few of them, and `make test-slow` all others."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
 from _pytest.mark import ParameterSet
 
-from support.hf_models import FAMILIES, LONG_FAMILIES
+from support.hf_models import LONG_FAMILIES
 
 
 def one_of_each(pairs: Sequence[tuple[Any, Any]], *, every_family: bool = False) -> list[ParameterSet]:
@@ -29,6 +29,6 @@ def one_of_each(pairs: Sequence[tuple[Any, Any]], *, every_family: bool = False)
     return [pytest.param(*pair, marks=() if pair in quick else pytest.mark.slow) for pair in pairs]
 
 
-def few(*quick: Any, of: Sequence[Any] = FAMILIES) -> list[ParameterSet]:
-    """Parameters for all values, by default the families, of which the fast suite has those that are named."""
-    return [pytest.param(value, marks=() if value in quick else pytest.mark.slow) for value in of]
+def slow_except(values: Iterable[Any], *fast: Any) -> list[Any]:
+    """Parameters for all values, of which the fast suite has those that are named."""
+    return [value if value in fast else pytest.param(value, marks=pytest.mark.slow) for value in values]

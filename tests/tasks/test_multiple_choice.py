@@ -25,6 +25,7 @@ from bert_tasks.tasks import MultipleChoice
 from bert_tasks.tasks.features import collate
 from support.hf_models import WITH_CHOICE, Head, hf_config, hf_model, random_batch
 from support.parity import in_our_names, ours_from, packed_batch, packed_difference, shaped_difference
+from support.sampling import slow_except
 from support.small_checkpoints import save_checkpoint
 
 HEAD: Head = "choice"
@@ -68,9 +69,7 @@ def loss_and_gradients(family: str) -> tuple[float, float, float]:
     return abs(mean.item() - expected.item()), apart, expected.item()
 
 
-@pytest.mark.parametrize(
-    "family", ["bert", *(pytest.param(name, marks=pytest.mark.slow) for name in WITH_CHOICE if name != "bert")]
-)
+@pytest.mark.parametrize("family", slow_except(WITH_CHOICE, "bert"))
 def test_logits_loss_and_gradients_are_those_of_transformers(family: str) -> None:
     theirs = hf_model(family, HEAD)
     ours = ours_from(theirs, HEAD)

@@ -17,10 +17,10 @@ from bert_tasks.tasks import MaskedLanguageModeling, ReplacedTokens
 from bert_tasks.training.objectives import Supervised
 from bert_tasks.training.optim import freeze_encoder
 from bert_tasks.training.step import OptimizerSteps
-from support.marks import slow_except
 from support.meta_device import on_meta_device
 from support.process_scenarios import SMALL
 from support.runs import run as run_program
+from support.sampling import slow_except
 from support.stopped_runs import ADAPTERS, run, stopped
 from support.task_examples import EXAMPLES
 from support.training_runs import TASK, distance, load_model, make_rows, make_steps, walk, weights_of

@@ -8,8 +8,8 @@ import pytest
 from bert_tasks import fit
 from bert_tasks.cli import main
 from bert_tasks.report import make_report
-from support.marks import slow_except
 from support.recipes import write_csv, write_with_data
+from support.sampling import slow_except
 from support.task_examples import EXAMPLES
 from support.training_runs import load_model, make_rows
 

@@ -22,10 +22,10 @@ from bert_tasks.training.objectives import Supervised
 from bert_tasks.training.run import dry_run
 from bert_tasks.training.step import OptimizerSteps
 from support.hf_models import hf_class, hf_config, widen
-from support.marks import slow_except
 from support.meta_device import on_meta_device
 from support.recipes import write_with_data
 from support.runs import digests, events
+from support.sampling import slow_except
 from support.small_checkpoints import save_checkpoint
 from support.stopped_runs import signalling
 from support.task_contract import changed

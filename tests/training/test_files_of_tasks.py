@@ -19,7 +19,7 @@ from bert_tasks.recipe.check import check, prepare
 from bert_tasks.recipe.schema import OptimSection, resolved_toml, with_values
 from bert_tasks.training.run import build_trainer, dry_run
 from bert_tasks.training.sampling import SampleOrder, drawn_counts
-from support.marks import slow_except
+from support.sampling import slow_except
 from support.small_checkpoints import edit_config, save_checkpoint
 from support.task_examples import CLASSES, SENTENCES
 from support.training_runs import make_steps

@@ -13,7 +13,7 @@ from bert_tasks.data.options import ReadingArguments, ReadOptions
 from bert_tasks.errors import DataError, RecipeError, UsageError
 from bert_tasks.export import export
 from bert_tasks.model.hf_names import HF_ARGUMENTS
-from support.marks import slow_except
+from support.sampling import slow_except
 from support.training_runs import LABELS, distance, load_model, make_rows, weights_of
 
 QUICK = {"epochs": 1, "batch_size": 8, "learning_rate": 1e-3, "progress": False}

@@ -19,7 +19,7 @@ from bert_tasks.inference.evaluation import Score
 from bert_tasks.tasks.sequence_classification import SequenceClassification
 from bert_tasks.training.objectives import parameter_depths
 from bert_tasks.training.step import OptimizerSteps
-from support.marks import slow_except
+from support.sampling import slow_except
 from support.training_runs import KEYWORDS, LABELS, TASK, distance, load_model, make_rows, make_steps, weights_of
 
 SMALL = {"hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 64}

@@ -12,8 +12,8 @@ from bert_tasks.tasks import MaskedLanguageModeling
 from bert_tasks.training.loop import Trainer
 from bert_tasks.training.objectives import Supervised
 from bert_tasks.training.step import OptimizerSteps
-from support.marks import slow_except
 from support.runs import digests, events
+from support.sampling import slow_except
 from support.small_checkpoints import save_checkpoint
 from support.small_tokenizers import LINES
 from support.stopped_runs import signalling

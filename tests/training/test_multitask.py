@@ -26,7 +26,7 @@ from bert_tasks.model import windows
 from bert_tasks.model.multitask import MultiTaskModel
 from bert_tasks.model.windows import batch_tokens, features_of, pack_features
 from bert_tasks.training.objectives import Supervised
-from support.marks import slow_except
+from support.sampling import slow_except
 from support.several_tasks import ROWS, SLOTS, TASKS, TOPIC, renamed, together
 from support.small_checkpoints import copied, edit_config, save_checkpoint
 from support.task_examples import CHOICES, CLASSES, PAIRS, QUESTIONS, SENTENCES

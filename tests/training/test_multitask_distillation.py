@@ -19,8 +19,8 @@ from bert_tasks.training.distillation import Distillation
 from bert_tasks.training.distillation_of_several import DistillationOfSeveral
 from support import several_tasks
 from support.hf_models import widen
-from support.marks import slow_except
 from support.meta_device import on_meta_device
+from support.sampling import slow_except
 from support.several_tasks import SLOTS, TOPIC, renamed, together
 from support.small_checkpoints import edit_config, save_checkpoint
 from support.task_examples import PAIRS

@@ -11,8 +11,8 @@ import torch
 
 from bert_tasks import TrainerCallback, fit, load_recipe, train
 from bert_tasks.errors import RecipeError, UsageError
-from support.marks import slow_except
 from support.runs import digests, events
+from support.sampling import slow_except
 from support.stopped_runs import run, stopped
 from support.training_runs import load_model, make_rows, make_steps, weights_of
 

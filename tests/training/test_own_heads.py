@@ -20,7 +20,7 @@ from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.model.encoder_with_heads import draw_new_head
 from bert_tasks.model.loading import restore
 from bert_tasks.tasks import SequenceClassification
-from support.marks import slow_except
+from support.sampling import slow_except
 from support.training_runs import LABELS, distance, load_model, make_rows, weights_of
 
 QUICK: dict[str, Any] = {"epochs": 1, "batch_size": 8, "learning_rate": 1e-3, "progress": False}

@@ -6,8 +6,8 @@ import pytest
 
 from bert_tasks.recipe.schema import load_recipe
 from bert_tasks.training.run import train
-from support.marks import slow_except
 from support.runs import digests, events, write_recipe
+from support.sampling import slow_except
 
 
 @pytest.mark.parametrize("precision", slow_except(["no", "bf16"], "no"))

@@ -19,7 +19,7 @@ from bert_tasks.training.optim import set_sparse_gradients
 from bert_tasks.training.sampling import learning_rate_factor
 from bert_tasks.training.step import MOST_OVERFLOWS, StepPlan, StepResult, read_step_metrics
 from support.hf_models import FAMILIES, hf_config
-from support.marks import slow_except
+from support.sampling import slow_except
 from support.small_checkpoints import tokenizer_of
 from support.sources import package_sources
 from support.training_runs import (

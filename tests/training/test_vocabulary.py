@@ -20,7 +20,7 @@ from bert_tasks.training.distillation import Distillation
 from bert_tasks.training.objectives import Supervised
 from bert_tasks.training.run import make_objective
 from bert_tasks.training.vocabulary import TrainedVocabulary, remap_moment, token_ids
-from support.marks import slow_except
+from support.sampling import slow_except
 from support.stopped_runs import run, stopped
 from support.training_runs import LABELS, load_model, make_rows, make_steps, walk, weights_of
 
