@@ -85,8 +85,10 @@ def engines_of(block: Block) -> set[str]:
 
 @pytest.mark.slow  # pages start dozens of processes; the README's Python runs among the quick tests
 @pytest.mark.parametrize("page", [*map(page_case, RUNNABLE)])
-def test_code_of_the_page_prints_what_the_page_says(page: Path, workplace: Path) -> None:
-    runner = Page(shown(page))
+def test_code_of_the_page_prints_what_the_page_says(
+    page: Path, workplace: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    runner = Page(shown(page), capture=capfd)
     try:
         for block in filter(runs, blocks(read(page))):
             for engine in sorted(engines_of(block)):
@@ -388,6 +390,39 @@ def test_code_that_fails_is_told(workplace: Path) -> None:
     assert runner.run(Block(language="python", text="# kept.py\nx = 1\nprint(x)\n", line=1)) == "1\n"
     assert runner.run(Block(language="sh", text="python -c 'import kept'\npip install x\n", line=1)) == "1\n"
     assert runner.run(Block(language="sh", text="pip install x\nmake y\n", line=1)) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "verdict"),
+    [
+        ("bert-tasks check x.toml\n\n# a comment\nbert-tasks env \\\n  --json\n", True),
+        ("""bert-tasks predict model --text "a; b > c" --set 'x=[{y="$z"}]'\n""", True),
+        ("bert-tasks env | head\n", False),
+        ("bert-tasks serve model &\n", False),
+        ("bert-tasks env > env.txt\n", False),
+        ("bert-tasks check x.toml || true\n", False),
+        ("PYTHONPATH=. bert-tasks check x.toml\n", False),
+        ('bert-tasks check "$RECIPE"\n', False),
+        ("bert-tasks report runs/*\n", False),
+        ("bert-tasks env\nls\n", False),
+    ],
+)
+def test_plain_blocks_need_no_shell(text: str, verdict: bool) -> None:
+    assert Block(language="sh", text=text, line=1).is_plain is verdict
+
+
+def test_plain_blocks_run_in_this_process(workplace: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    runner = Page("page.md", capture=capfd)
+    version = Block(language="sh", text="bert-tasks --version\n", line=1)
+    failing = Block(language="sh", text="bert-tasks --version\nbert-tasks inspect none\nbert-tasks env\n", line=1)
+    kept = Block(language="python", text="# kept.py\n", line=1)
+    runner.environment["PATH"] = ""  # no process can be started
+    assert re.fullmatch(r"bert-tasks [\d.]+\n", runner.run(version))
+    with pytest.raises(AssertionError, match=r"exit code 4\n(.*\n)*\nbert-tasks [\d.]+\n\nerror: none"):
+        runner.run(failing)
+    runner.run(kept)
+    with pytest.raises(FileNotFoundError, match="bash"):
+        runner.run(version)
 
 
 def test_what_a_page_leaves_running_is_ended(workplace: Path) -> None:

@@ -1,7 +1,7 @@
 """Tasks and families, exported: the graph in onnxruntime is transformers' call of the model, at every length.
 
-A family has one of two tasks, in turn: one with a state per sequence or one with logits per token. ModernBERT has all,
-because its graph has the most branches.
+A family has one of two tasks, in turn: one with a state per sequence or one with logits per token. ModernBERT has one
+of each head, because its graph has the most branches.
 
 The lengths, batches and the tolerance are those that ``bert-tasks export`` promises. Here they are checked once more,
 on padded rectangles of the test's own making, against the padded call. These tests take minutes.
@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerBase
 from bert_tasks.export import TOLERANCE, Export, export
 from bert_tasks.inference import predict
 from bert_tasks.model.task_model import TaskModel
-from support.hf_models import FAMILIES, WITHOUT_SEGMENTS, Head, has_head
+from support.hf_models import FAMILIES, WITHOUT_OWN_GRAPH, WITHOUT_SEGMENTS, Head, has_head
 from support.small_checkpoints import save_checkpoint, tokenizer_of
 
 pytestmark = pytest.mark.slow
@@ -32,7 +32,6 @@ IN_TURN = ("sequence-classification", "masked-language-modeling")
 LENGTHS = (1, 2, 3, 127, 128, 511, 512)
 TASKS: dict[str, tuple[Head, dict[str, Any]]] = {
     "sequence-classification": ("sequence", {"labels": ("calm", "glad", "sad")}),
-    "pair-classification": ("sequence", {"labels": ("no", "yes")}),
     "token-classification": ("token", {"labels": ("O", "B-PER", "I-PER")}),
     "span-extraction": ("span", {}),
     "masked-language-modeling": ("base", {}),
@@ -48,8 +47,6 @@ def texts(repository: Path) -> list[str]:
 
 def rows_of(task: str, texts: list[str]) -> list[dict[str, Any]]:
     match task:
-        case "pair-classification":
-            return [{"text": a, "text_pair": b} for a, b in zip(texts, reversed(texts), strict=True)]
         case "token-classification":
             return [{"words": text.split()} for text in texts]
         case "span-extraction":
@@ -98,7 +95,7 @@ def check(exported: Export, model: TaskModel) -> None:
     [
         (family, task)
         for number, family in enumerate(FAMILIES)
-        if family != "camembert"  # it has XLM-RoBERTa's graph
+        if family not in WITHOUT_OWN_GRAPH
         for task in (TASKS if family == "modernbert" else IN_TURN[number % 2 : number % 2 + 1])
         if has_head(family, TASKS[task][0])
     ],

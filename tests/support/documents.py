@@ -8,6 +8,7 @@ import io
 import math
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -16,11 +17,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from bert_tasks.cli import main
 
 NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?|\d{1,3}(?:,\d{3})+")  # decimals, and large numbers such as 1,096
 TOLERANCE = 0.1  # of printed accuracies and probabilities: processors round differently, and training magnifies it
 # Commands that a test cannot run: they need a network, other machines, GPUs or data that is not in the repository.
 EXEMPT = re.compile(r"^(git clone|pip install|make |docker |.*--nnodes|.*--gpus|.*\bsrun\b|.*\$\{?BERT_TASKS_DATA)")
+# A command that needs no shell: outside quotes, it has no character that a shell acts on.
+PLAIN = re.compile(r"""bert-tasks (?:'[^']*'|"[^"$`\\!]*"|[^'"$`\\!|&;<>(){*?#~])*""")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +45,11 @@ class Block:
         """The command lines of a shell block, lines that go on with a backslash as one."""
         joined = re.sub(r"\\\n\s*", "", self.text)
         return [line for line in joined.splitlines() if line.strip() and not line.startswith("#")]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a shell block is a sequence of `bert-tasks` commands and nothing else."""
+        return all(PLAIN.fullmatch(command) for command in self.commands)
 
 
 def blocks(document: str) -> list[Block]:
@@ -105,10 +118,14 @@ class Page:
     """Runs the blocks of a page in order, in the current folder, with one namespace for all Python blocks.
 
     A Python block whose first line is a comment that names a file is also saved under that name.
+
+    With ``capture``, plain blocks run in this process, because each new one takes seconds to import torch and
+    transformers. Here a command would find the modules that Python blocks save, so after these it has its own process.
     """
 
-    def __init__(self, name: str, *, threads: int = 1) -> None:
+    def __init__(self, name: str, *, threads: int = 1, capture: pytest.CaptureFixture[str] | None = None) -> None:
         self.name = name
+        self.capture = capture
         self.module = types.ModuleType("__page__")
         here = Path(sys.executable).parent
         self.environment = os.environ | {
@@ -146,6 +163,31 @@ class Page:
         if not lines:
             return ""
         text = block.text if len(lines) == len(block.commands) else "\n".join(lines)
+        if self.capture is not None and block.is_plain and not self.saved:
+            code, printed, told = self._call(lines, self.capture)
+        else:
+            code, printed, told = self._start(text)
+        # A pipe hides the code of all but its last command, and `head` may well end before the one that feeds it.
+        failed = code != 0 or ("||" not in text and re.search(r"^(internal )?error: ", told, flags=re.MULTILINE))
+        assert not failed, f"{self.name}:{block.line}: exit code {code}\n{text}\n{printed}\n{told}"
+        return printed
+
+    def _call(self, commands: list[str], capture: pytest.CaptureFixture[str]) -> tuple[object, str, str]:
+        """Calls commands until one fails. Returns the last exit code, and what all of them print."""
+        capture.readouterr()
+        code: object = 0
+        for command in commands:
+            with patch.object(sys, "argv", shlex.split(command)), patch.dict(os.environ, self.environment, clear=True):
+                try:
+                    main()
+                except SystemExit as end:
+                    code = end.code
+            if code != 0:
+                break
+        return code, *capture.readouterr()
+
+    def _start(self, text: str) -> tuple[int, str, str]:
+        """Starts a shell. Returns its exit code, and what it prints."""
         out, err = Path(".stdout"), Path(".stderr")  # files, because a server in the background would keep a pipe open
         with out.open("w") as stdout, err.open("w") as stderr:
             process = subprocess.Popen(
@@ -157,11 +199,7 @@ class Page:
             )
             self.groups.append(process.pid)
             code = process.wait(timeout=600)
-        printed, told = out.read_text("utf-8"), err.read_text("utf-8", errors="replace")
-        # A pipe hides the code of all but its last command, and `head` may well end before the one that feeds it.
-        failed = code != 0 or ("||" not in text and re.search(r"^(internal )?error: ", told, flags=re.MULTILINE))
-        assert not failed, f"{self.name}:{block.line}: exit code {code}\n{text}\n{printed}\n{told}"
-        return printed
+        return code, out.read_text("utf-8"), err.read_text("utf-8", errors="replace")
 
     def close(self) -> None:
         """Ends what blocks have left running, and forgets what they have saved."""
