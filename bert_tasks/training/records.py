@@ -258,7 +258,7 @@ class ManifestRecord(Record):
     step: Count
     epoch: float = 0.0
     samples: Count = 0
-    processes: Count = 1
+    processes: Annotated[int, Field(ge=1)] = 1
     seed: Count = 0
     data: dict[str, SplitRecord] = {}
     versions: dict[str, str | None] = {}
