@@ -1,0 +1,244 @@
+"""The linear layers of an encoder in int8, for prediction on a CPU.
+
+Products of 8-bit integers are faster than those of float32 numbers on processors with VNNI or AMX. Embeddings, norms,
+the products of queries, keys and values, softmax, residuals and heads stay in float32.
+
+**Weights** are rounded to -127 to 127, with one scale for each output.
+
+**Activations** are rounded to 0 to 255. Their scales are fixed, so the predictions of a row do not depend on the rows
+around it. They follow from the lowest and the highest value of each input, which ``record_ranges`` finds for some
+texts. Where activations are float32, each input has its own scale, and a part of it is moved into the weights, which
+are rounded, too (SmoothQuant, Xiao et al. 2022, https://arxiv.org/abs/2211.10438).
+
+**GELU** is computed by the operator of the first feed-forward product, which writes the rounded inputs of the second
+with one scale for all. A few of these inputs are many times as large as the others, and the scale would be too coarse
+for the rest. So they are computed in float32 (LLM.int8, Dettmers et al. 2022, https://arxiv.org/abs/2208.07339).
+
+Shape legend: N rows, I inputs, O outputs, K inputs in float32.
+"""
+
+import copy
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache, partial
+from threading import Lock
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from bert_tasks.encoder.cpu import gelu_linear_on_cpu
+from bert_tasks.encoder.layers import Layer, TransformerEncoder
+from bert_tasks.encoder.linear import GELU_FORMS, Linear, linear
+from bert_tasks.variables import limit_primitive_caches
+
+_LARGEST_WEIGHT, _LARGEST_CODE = 127, 255
+_MIDDLE = 128  # stands for the middle of the range of an input
+_BALANCE = 0.7  # 1 moves all of a scale into the weights, 0 nothing. Both cost labels, see benchmarks/LOG.md
+_FLOAT32_SHARE = 64  # one of so many inputs of the second feed-forward product stays in float32
+_TINY = 1e-5  # in place of 0, so that nothing is divided by it
+# Values of ONEDNN_MAX_CPU_ISA that leave out the products in int8 of later processors.
+_WITHOUT_INT8 = frozenset({"SSE41", "AVX", "AVX2", "AVX512_CORE"})
+
+
+@cache
+def int8_obstacle() -> str | None:
+    """Returns why this machine does not compute in int8, or None if it does.
+
+    The first call limits oneDNN's caches.
+    """
+    capabilities = torch.cpu.get_capabilities()
+    if not any(capabilities.get(name) for name in ("avx512_vnni", "avx_vnni", "amx_int8")):
+        return "this processor lacks the instructions for it (VNNI, AMX)"
+    limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
+    if limit in _WITHOUT_INT8:
+        return f"ONEDNN_MAX_CPU_ISA={limit} excludes the instructions for it"
+    limit_primitive_caches()
+    try:
+        torch.ops.onednn.qlinear_prepack(torch.zeros(2, 2, dtype=torch.int8), None)
+    except (AttributeError, NotImplementedError, RuntimeError):  # another version of torch, or one without oneDNN
+        return f"torch {torch.__version__} lacks the operators for it"
+    return None
+
+
+@contextmanager
+def record_ranges(encoder: TransformerEncoder) -> Iterator[dict[str, Tensor]]:
+    """Records the inputs of all linear layers that ``int8_encoder`` replaces, in forward passes of all rows.
+
+    Yields:
+        The name of a layer -> ``[2, I]``, the lowest and the highest value of each input, which each pass extends.
+    """
+    ranges: dict[str, Tensor] = {}
+    lock = Lock()  # two batches may run at the same time
+
+    def record(module: nn.Module, inputs: tuple[Tensor, ...], *, name: str) -> None:
+        rows = inputs[0].flatten(0, -2)
+        extremes = torch.stack([rows.amin(0), rows.amax(0)])
+        with lock:
+            if name in ranges:
+                lowest = torch.minimum(extremes[0], ranges[name][0])
+                highest = torch.maximum(extremes[1], ranges[name][1])
+                extremes = torch.stack([lowest, highest])
+            ranges[name] = extremes
+
+    handles = []
+    for name, layer in _linear_layers(encoder):
+        handles.append(layer.register_forward_pre_hook(partial(record, name=name)))
+    try:
+        yield ranges
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _linear_layers(encoder: TransformerEncoder) -> Iterator[tuple[str, Linear]]:
+    """Yields the linear layers of attention and feed-forward with their names."""
+    for index, layer in enumerate(encoder.layers):
+        of_attention = (*cast("Layer", layer).attention.projections, "output")
+        names = [*(f"attention.{name}" for name in of_attention), "intermediate", "output"]
+        for name in names:
+            module = layer.get_submodule(name)
+            if isinstance(module, Linear):
+                yield f"layers.{index}.{name}", module
+
+
+def range_shapes(encoder: TransformerEncoder) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of the ranges that ``int8_encoder`` needs, by the names of the layers."""
+    return {name: (2, layer.in_features) for name, layer in _linear_layers(encoder)}
+
+
+def int8_encoder(encoder: TransformerEncoder, ranges: Mapping[str, Tensor]) -> TransformerEncoder:
+    """Returns a copy in evaluation mode whose linear layers are in int8. It shares the other weights.
+
+    Args:
+        encoder: An encoder in float32 on the CPU.
+        ranges: The result of ``record_ranges``.
+    """
+    # ``deepcopy`` takes the parameters that it finds here instead of copying them.
+    shared: dict[int, Any] = {id(parameter): parameter for parameter in encoder.parameters()}
+    quantized = copy.deepcopy(encoder, shared).eval()
+    for index, layer in enumerate(cast("Iterable[Layer]", quantized.layers)):
+        if not layer.is_gated and layer.activation in GELU_FORMS:
+            of_layers = (ranges[f"layers.{index}.intermediate"], ranges[f"layers.{index}.output"])
+            layer.int8_feed_forward = Int8FeedForward(layer, *of_layers)
+            for name in ("intermediate", "output"):
+                layer.set_submodule(name, nn.Identity())  # which frees the weights
+    for name, linear_layer in list(_linear_layers(quantized)):
+        quantized.set_submodule(name, Int8Linear(linear_layer, ranges[name]))
+    return quantized
+
+
+class _Weight:
+    """A weight in int8 in oneDNN's layout, and a bias.
+
+    Args:
+        weight: ``[O, I]``, the factors of the codes of the inputs.
+        bias: ``[O]`` float32.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor) -> None:
+        self.scales = weight.abs().amax(1).clamp_min(_TINY) / _LARGEST_WEIGHT  # [O]
+        codes = (weight / self.scales[:, None]).round().to(torch.int8).contiguous()
+        self.packed = torch.ops.onednn.qlinear_prepack(codes, None)
+        self.zeros = torch.zeros(len(weight), dtype=torch.int32)
+        self.bias = bias
+
+    def product(self, codes: Tensor, scale: float, zero: int) -> Tensor:
+        """Computes the product with the inputs ``(codes - zero) * scale``, ``[N, I]`` uint8 -> ``[N, O]`` float32."""
+        weight, form = (self.packed, self.scales, self.zeros, self.bias), (1.0, 0, torch.float32)
+        product: Tensor = torch.ops.onednn.qlinear_pointwise(codes, scale, zero, *weight, *form, "none", [], "")
+        return product
+
+    def product_plus(self, codes: Tensor, scale: float, zero: int, added: Tensor) -> Tensor:
+        """Computes the sum of ``product`` and ``added``, ``[N, O]`` float32."""
+        weight, form = (self.packed, self.scales, self.zeros), (1.0, 0, torch.float32, 1.0, 0)
+        total: Tensor = torch.ops.onednn.qlinear_pointwise.binary(
+            *(codes, scale, zero), *weight, added, self.bias, *form, "add", 1.0, "none", [], ""
+        )
+        return total
+
+    def gelu(self, codes: Tensor, scale: float, zero: int, *, form: str, to_scale: float, to_zero: int) -> Tensor:
+        """Computes the GELU of ``product`` as codes with another scale and zero, ``[N, I]`` -> ``[N, O]`` uint8."""
+        weight = (self.packed, self.scales, self.zeros, self.bias)
+        gelu: Tensor = torch.ops.onednn.qlinear_pointwise(
+            codes, scale, zero, *weight, to_scale, to_zero, torch.uint8, "gelu", [], form
+        )
+        return gelu
+
+
+class Int8Linear(nn.Module):
+    """A linear layer of float32 rows whose product is in int8.
+
+    Args:
+        layer: The layer in float32.
+        ranges: ``[2, I]``, the lowest and the highest value of each input.
+    """
+
+    def __init__(self, layer: Linear, ranges: Tensor) -> None:
+        super().__init__()
+        self.out_features = layer.out_features
+        weight = layer.weight.detach()
+        middle = ranges.mean(0)  # [I]
+        reach = ((ranges[1] - ranges[0]) / 2).clamp_min(_TINY)  # [I]
+        largest_weights = weight.abs().amax(0).clamp_min(_TINY)  # [I]
+        factors = reach**_BALANCE / largest_weights ** (1 - _BALANCE)  # [I]
+        # An input is middle + (code - 128) * scale * factor. The weights take the factors, and the bias the middles.
+        self.scale = float((reach / factors).max()) / _LARGEST_WEIGHT
+        self._inverse = 1 / (self.scale * factors)  # [I]
+        self._offset = _MIDDLE + 0.5 - middle * self._inverse  # [I], and 0.5 because a cast to integers rounds down
+        self.weight = _Weight(weight * factors, _bias(layer) + weight @ middle)
+
+    def codes(self, rows: Tensor) -> Tensor:
+        """Rounds ``[N, I]`` float32 to uint8."""
+        codes = torch.addcmul(self._offset, rows, self._inverse).clamp_(0, _LARGEST_CODE)
+        return codes.to(torch.int32).to(torch.uint8)  # one cast would take three times as long
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return self.weight.product(self.codes(rows), self.scale, _MIDDLE)
+
+    def parts(self, inputs: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
+        """See ``Linear.parts``. All outputs are computed, because the packed weight cannot be divided."""
+        return [self(rows).split(list(sizes), -1)[part] for part, rows in enumerate(inputs)]
+
+
+class Int8FeedForward(nn.Module):
+    """Both linear layers of a feed-forward without a gate, and the GELU between them.
+
+    Args:
+        layer: The layer in float32.
+        first_ranges, second_ranges: ``[2, I]``, the lowest and the highest value of each input of the linear layers.
+    """
+
+    def __init__(self, layer: Layer, first_ranges: Tensor, second_ranges: Tensor) -> None:
+        super().__init__()
+        first, second = layer.intermediate, layer.output
+        self._first = Int8Linear(first, first_ranges)
+        self._form = GELU_FORMS[layer.activation]
+        lowest, highest = second_ranges
+        # The inputs of the second layer that vary most, K of I.
+        widest = (highest - lowest).topk(max(1, second.in_features // _FLOAT32_SHARE)).indices
+        self._wide_weight = first.weight.detach()[widest]  # [K, H]
+        self._wide_bias = _bias(first)[widest]
+        self._second_wide_weight = second.weight.detach()[:, widest].contiguous()  # [H, K]
+        is_other = torch.ones(second.in_features, dtype=torch.bool).index_fill(0, widest, False)
+        low, high = min(0.0, float(lowest[is_other].min())), max(_TINY, float(highest[is_other].max()))
+        self._scale = (high - low) / _LARGEST_CODE
+        self._zero = round(-low / self._scale)
+        self._second = _Weight(second.weight.detach() * is_other, _bias(second))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Computes ``[N, H] -> [N, H]``, both float32."""
+        codes = self._first.codes(rows)
+        to_codes: dict[str, Any] = {"form": self._form, "to_scale": self._scale, "to_zero": self._zero}
+        inner = self._first.weight.gelu(codes, self._first.scale, _MIDDLE, **to_codes)  # [N, I] uint8
+        wide = gelu_linear_on_cpu(rows, self._wide_weight, self._wide_bias, self._form)  # [N, K] float32
+        added = linear(wide, self._second_wide_weight, None)  # [N, H]
+        return self._second.product_plus(inner, self._scale, self._zero, added)
+
+
+def _bias(layer: Linear) -> Tensor:
+    """Returns ``[O]``, zeros if the layer has no bias."""
+    if layer.bias is None:
+        return layer.weight.new_zeros(layer.out_features)
+    return layer.bias.detach()
