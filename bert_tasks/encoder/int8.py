@@ -218,9 +218,9 @@ class Int8FeedForward(nn.Module):
         lowest, highest = second_ranges
         # The inputs of the second layer that vary most, K of I.
         widest = (highest - lowest).topk(max(1, second.in_features // _FLOAT32_SHARE)).indices
-        self._wide_weight = first.weight.detach()[widest]  # [K, H]
-        self._wide_bias = _bias(first)[widest]
-        self._second_wide_weight = second.weight.detach()[:, widest].contiguous()  # [H, K]
+        self._wide_weight = first.weight.detach().index_select(0, widest)  # [K, H]
+        self._wide_bias = _bias(first).index_select(0, widest)
+        self._second_wide_weight = second.weight.detach().index_select(1, widest)  # [H, K]
         is_other = torch.ones(second.in_features, dtype=torch.bool).index_fill(0, widest, False)
         low, high = min(0.0, float(lowest[is_other].min())), max(_TINY, float(highest[is_other].max()))
         self._scale = (high - low) / _LARGEST_CODE
