@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from bert_tasks.encoder.cpu import gelu_linear_on_cpu
 from bert_tasks.encoder.layers import Layer, TransformerEncoder
 from bert_tasks.encoder.linear import GELU_FORMS, Linear, linear
+from bert_tasks.errors import NotFiniteScoresError
 from bert_tasks.variables import limit_primitive_caches
 
 _LARGEST_WEIGHT, _LARGEST_CODE = 127, 255
@@ -114,6 +115,8 @@ def int8_encoder(encoder: TransformerEncoder, ranges: Mapping[str, Tensor]) -> T
     Args:
         encoder: An encoder in float32 on the CPU.
         ranges: The result of ``record_ranges``.
+
+    The encoder raises NotFiniteScoresError in place of results that are not finite.
     """
     # ``deepcopy`` takes the parameters that it finds here instead of copying them.
     shared: dict[int, Any] = {id(parameter): parameter for parameter in encoder.parameters()}
@@ -124,9 +127,19 @@ def int8_encoder(encoder: TransformerEncoder, ranges: Mapping[str, Tensor]) -> T
             layer.int8_feed_forward = Int8FeedForward(layer, *of_layers)
             for name in ("intermediate", "output"):
                 layer.set_submodule(name, nn.Identity())  # which frees the weights
+        layer.register_forward_pre_hook(_check_states)
     for name, linear_layer in list(_linear_layers(quantized)):
         quantized.set_submodule(name, Int8Linear(linear_layer, ranges[name]))
     return quantized
+
+
+def _check_states(_: nn.Module, inputs: tuple[Any, ...]) -> None:
+    """Raises NotFiniteScoresError if a state is not finite, which rounding would turn into an ordinary number.
+
+    States keep what is not finite in their residuals, so the states after the last layer need no check here.
+    """
+    if not inputs[0].sum().isfinite():  # much faster than a look at each number
+        raise NotFiniteScoresError("the model's states are not finite numbers. Its weights or its precision are broken")
 
 
 class _Weight:

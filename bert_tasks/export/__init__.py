@@ -156,7 +156,7 @@ def export(
             raise UsageError(f"data verify a graph. Remove {argument('data', 'FILE')} for transformers")
         _check_weights_output(target, model, overwrite=overwrite)
         return _export_weights(load_trained(model, reading=how, **loading), target)
-    check_libraries(LIBRARIES, extra="export", purpose="ONNX graphs and int8")
+    check_libraries(LIBRARIES, extra="export", purpose="ONNX graphs")
     _check_output(target, overwrite=overwrite)
     with new_folder(target, suffix=_HIDDEN) as folder:
         loaded: AnyModel

@@ -68,7 +68,7 @@ def exported_graph(model: AnyModel) -> "onnx.ModelProto":
     Raises:
         UsageError: The ``export`` extra is not installed, or the model is an exported one.
     """
-    check_libraries(LIBRARIES, extra="export", purpose="ONNX graphs and int8")
+    check_libraries(LIBRARIES, extra="export", purpose="ONNX graphs")
     if model.no_weights_reason:
         raise UsageError(f"it cannot be converted, because {model.no_weights_reason}")
     inputs, outputs = input_names(model.config), output_names(model)

@@ -75,7 +75,7 @@ def check_int8(model: AnyModel) -> None:
     if weights.dtype != torch.float32:
         obstacle = f"the weights are {weights.dtype}, and int8 is made of float32"
     if obstacle is not None:
-        raise UsageError(f"dtype is 'int8', but {obstacle}. Use float32")
+        raise UsageError(f"int8 is not possible, because {obstacle}. Use float32")
 
 
 def int8_logits(model: AnyModel, ranges: Mapping[str, Tensor]) -> ForwardFn:

@@ -23,7 +23,7 @@ from bert_tasks.inference.precision import check_int8, int8_logits
 from bert_tasks.model.inputs import Data, load_table, load_trained, reading_for_prediction
 from bert_tasks.model.multitask import AnyModel
 from bert_tasks.model.prediction import REQUIRED_AGREEMENT, agreements, predictions_by_head
-from bert_tasks.model.windows import features_of, forward_windows
+from bert_tasks.model.windows import features_of, finite, forward_windows
 from bert_tasks.storage import check_path
 from bert_tasks.tables import Result
 from bert_tasks.tasks.base import Task
@@ -95,6 +95,12 @@ def quantize(
     """
     check_path(model, CheckpointError)
     options = ReadOptions.from_arguments(quantize, reading)
+    # A hub id or package has no folder of the user, so it is refused before anything is downloaded or loaded.
+    folder = Path(model).expanduser()
+    if not folder.is_dir():
+        raise UsageError(
+            f"{model} is not a folder, and quantize adds a file to the weights. Save the model to a folder first"
+        )
     loading: dict[str, Any] = {"settings": settings, "revision": None}
     loaded: AnyModel
     if task == Embedding.name:
@@ -102,9 +108,6 @@ def quantize(
     else:
         loaded = load_trained(model, task=task, data=data, reading=options, **loading)
     check_int8(loaded)
-    folder = Path(model).expanduser()
-    if not folder.is_dir():
-        raise UsageError(f"{model} is no folder. Save the model to one first, because a file is added to its weights")
     how = reading_for_prediction(loaded, data, options)
     table = load_table(data, loaded.row_columns, names=loaded.columns, reading=how, labels="unread")
     rows = list(valid_rows(islice(table, 2 * ROWS), loaded.input_columns))
@@ -135,6 +138,8 @@ def _recorded(model: AnyModel, rows: list[Row]) -> dict[str, Tensor]:
     features = features_of(model, rows, model.require_tokenizer())
     with record_ranges(model.encoder) as ranges:
         forward_windows(model, features, forward_fn=logits_of_all_tokens)
+    for extremes in ranges.values():
+        finite(extremes)
     return ranges
 
 

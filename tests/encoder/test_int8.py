@@ -16,6 +16,7 @@ from bert_tasks.encoder.cpu import map_batches
 from bert_tasks.encoder.int8 import Int8FeedForward, Int8Linear, int8_encoder, range_shapes, record_ranges
 from bert_tasks.encoder.layers import TransformerEncoder
 from bert_tasks.encoder.packing import PackedBatch, Selection
+from bert_tasks.errors import NotFiniteScoresError
 from bert_tasks.model.encoder import Encoder
 from support.hf_models import FAMILIES, HFBatch, hf_config, hf_model, random_batch
 from support.int8 import needs_int8
@@ -182,6 +183,21 @@ def test_only_selected_rows_of_the_last_layer_are_computed(family: str) -> None:
         selected = states_of(quantized, batch, selection=selection)
         assert selected.shape == (len(selection.rows), states.shape[1])
         assert torch.allclose(selected, states.index_select(0, selection.rows), atol=1e-2)
+
+
+@needs_int8
+@pytest.mark.parametrize("family", ["bert", "modernbert"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_states_that_are_not_finite_are_not_rounded(value: float, family: str) -> None:
+    """In float32 the NaN of one token reaches all others. The token that is read must not hide it here, either."""
+    model = encoder_of(family)
+    quantized, batch = int8_encoder(model.encoder, ranges_of(model)), batch_of(model, (5,))
+    selection = Selection(rows=torch.tensor([0]), first_tokens=True)
+    assert states_of(quantized, batch, selection=selection, depth=1).isfinite().all()
+    with torch.no_grad():  # of a token behind the first
+        model.encoder.embeddings.word.weight[batch.input_ids[4]] = value
+    with pytest.raises(NotFiniteScoresError, match="the model's states are not finite"):
+        states_of(quantized, batch, selection=selection, depth=1)
 
 
 def test_ranges_are_recorded_in_two_threads(two_threads: None) -> None:
