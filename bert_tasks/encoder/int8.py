@@ -77,9 +77,9 @@ def record_ranges(encoder: TransformerEncoder) -> Iterator[dict[str, Tensor]]:
         rows = inputs[0].flatten(0, -2)
         extremes = torch.stack([rows.amin(0), rows.amax(0)])
         with lock:
-            if name in ranges:
-                lowest = torch.minimum(extremes[0], ranges[name][0])
-                highest = torch.maximum(extremes[1], ranges[name][1])
+            known = ranges.get(name)
+            if known is not None:
+                lowest, highest = torch.minimum(extremes[0], known[0]), torch.maximum(extremes[1], known[1])
                 extremes = torch.stack([lowest, highest])
             ranges[name] = extremes
 
@@ -235,7 +235,8 @@ class Int8FeedForward(nn.Module):
         self._wide_bias = _bias(first).index_select(0, widest)
         self._second_wide_weight = second.weight.detach().index_select(1, widest)  # [H, K]
         is_other = torch.ones(second.in_features, dtype=torch.bool).index_fill(0, widest, False)
-        low, high = min(0.0, float(lowest[is_other].min())), max(_TINY, float(highest[is_other].max()))
+        low = min(0.0, float(lowest.masked_select(is_other).min()))
+        high = max(_TINY, float(highest.masked_select(is_other).max()))
         self._scale = (high - low) / _LARGEST_CODE
         self._zero = round(-low / self._scale)
         self._second = _Weight(second.weight.detach() * is_other, _bias(second))

@@ -67,9 +67,9 @@ def quantize(
 ) -> Quantization:
     """Prepares a model for ``dtype="int8"`` on a CPU, and measures how many predictions stay the same.
 
-    Use it before predictions, evaluations or a server in int8, which take about half the time of float32 where the
-    processor has VNNI or AMX. It runs up to 600 rows, and takes as long as two predictions for them. From every other
-    row it records between which values the inputs of each linear layer lie. They go to a small file,
+    Use it before predictions, evaluations or a server in int8, which are faster than in float32 where the processor
+    has VNNI or AMX. It runs up to 600 rows, and takes about as long as two predictions for them. From every other row
+    it records between which values the inputs of each linear layer lie. They go to a small file,
     ``activation_ranges.safetensors``, beside the weights, which do not change. The other rows are predicted in float32
     and in int8. If fewer than 95 % of the predictions agree, no file is written.
 
@@ -84,7 +84,8 @@ def quantize(
         The file and the share of equal predictions.
 
     Raises:
-        UsageError: The processor cannot compute in int8, or the model is no folder with weights.
+        UsageError: The processor cannot compute in int8, or the model is not a folder with weights in
+            float32.
         DataError: A row cannot be used, there are fewer than two, or they cannot show whether predictions agree.
         CheckpointError: The model cannot be loaded, int8 changes too many predictions, or the folder cannot be written.
 
