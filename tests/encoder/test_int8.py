@@ -5,16 +5,19 @@ Shape legend: N rows, H hidden.
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from bert_tasks.encoder import int8
 from bert_tasks.encoder.cpu import map_batches
 from bert_tasks.encoder.int8 import Int8FeedForward, Int8Linear, int8_encoder, range_shapes, record_ranges
 from bert_tasks.encoder.layers import TransformerEncoder
+from bert_tasks.encoder.linear import Linear
 from bert_tasks.encoder.packing import PackedBatch, Selection
 from bert_tasks.errors import NotFiniteScoresError
 from bert_tasks.model.encoder import Encoder
@@ -125,6 +128,38 @@ def test_states_are_near_those_of_float32(case: str) -> None:
         assert error_of(states_of(faulty, batch), exact) > 4 * error, name
     assert torch.equal(states_of(model.encoder, batch), exact), "the original computes in float32 as before"
     assert all(torch.equal(value, before[name]) for name, value in model.encoder.state_dict().items())
+
+
+def spread_of(states: Tensor) -> float:
+    """What a difference is compared with: how far states are from their mean."""
+    return float((states - states.mean(0)).norm())
+
+
+@needs_int8
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_products_lose_little(has_bias: bool) -> None:
+    """Tighter than for whole encoders: rounding in one direction or too coarse a scale is seen.
+
+    Inputs have other means and spreads. One is constant, one is 0, and one is 30 times as large. A few inputs of the
+    second product are 10 times as large as others.
+    """
+    generator = torch.Generator().manual_seed(0)
+    first, second = Linear(384, 256, bias=has_bias), Linear(256, 48, bias=has_bias)
+    rows = torch.randn(200, 384, generator=generator) * torch.rand(384, generator=generator) * 3
+    rows += torch.randn(384, generator=generator)
+    rows[:, 0], rows[:, 1] = 7, 0
+    rows[:, 2] *= 30
+    with torch.inference_mode():
+        for parameter in (*first.parameters(), *second.parameters()):
+            parameter.copy_(0.05 * torch.randn(parameter.shape, generator=generator))
+        first.weight[:4] *= 10
+        second.weight[:, :4] /= 10
+        exact, inner = first(rows), functional.gelu(first(rows))
+        ranges, inner_ranges = (torch.stack([each.amin(0), each.amax(0)]) for each in (rows, inner))
+        assert (Int8Linear(first, ranges)(rows) - exact).norm() < 0.02 * spread_of(exact)
+        layer: Any = SimpleNamespace(intermediate=first, output=second, activation="gelu")
+        exact = second(inner)
+        assert (Int8FeedForward(layer, ranges, inner_ranges)(rows) - exact).norm() < 0.03 * spread_of(exact)
 
 
 @needs_int8

@@ -1,6 +1,7 @@
 """``quantize`` and predictions in int8: every kind of output, each message, the file, the hub, the server."""
 
 import csv
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
@@ -12,10 +13,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import PreTrainedTokenizerBase
+from typer.testing import CliRunner
 
 from bert_tasks import fit
 from bert_tasks.checkpoints.hub import ACTIVATION_RANGES
 from bert_tasks.checkpoints.save import save_tensors
+from bert_tasks.cli.app import app
 from bert_tasks.data.columns import Row
 from bert_tasks.encoder.int8 import int8_obstacle
 from bert_tasks.errors import BertTasksError, CheckpointError, DataError, NotFiniteScoresError, UsageError
@@ -158,6 +161,19 @@ def test_a_server_and_batches_of_other_engines(quantized: Path) -> None:
     for number, prediction in enumerate(predict_rows(served, CLASSIFIED, forward_fn=run)):
         assert prediction.score == pytest.approx(expected[number].score, abs=1e-3)
         assert in_batches["score"][number] == pytest.approx(expected[number].score, abs=1e-3)
+
+
+@needs_int8
+def test_the_command(quantized: Path, tmp_path: Path) -> None:
+    folder = copied(quantized, tmp_path / "model")
+    without_file(folder)
+    table = tmp_path / "rows.tsv"
+    table.write_text("\n".join(["review", *(row["text"] for row in both_halves(CLASSIFIED))]) + "\n")
+    result = CliRunner().invoke(app, ["quantize", str(folder), str(table), "--column", "text=review", "--json"])
+    assert result.exit_code == 0, result.output
+    content = json.loads(result.stdout)
+    assert content == {"file": str(folder / ACTIVATION_RANGES), "rows": 8, "kept": 1.0, "predictions": 8}
+    assert (folder / ACTIVATION_RANGES).read_bytes() == (quantized / ACTIVATION_RANGES).read_bytes()
 
 
 # The file
