@@ -7,6 +7,7 @@ the head, the loss and decoding, is computed in float32.
 import copy
 import logging
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
@@ -102,9 +103,13 @@ def _stored_ranges(model: AnyModel) -> dict[str, Tensor]:
     folder = resolve(model.origin.name, revision=model.origin.commit)
     ranges = read_ranges(folder, range_shapes(model.encoder), model.encoder.state_dict())
     if ranges is None:
+        name: str | Path = "FOLDER"
+        if Path(model.origin.name).expanduser().is_dir():
+            name = folder
         raise UsageError(
-            f"int8 needs {folder / ACTIVATION_RANGES}. Write it with `bert-tasks quantize {folder} FILE`, where FILE "
-            "has rows like those to predict"
+            f"int8 needs {ACTIVATION_RANGES}, which {model.origin.name} lacks. Write it with `bert-tasks quantize "
+            f"{name} FILE`, where FILE has rows like those to predict. If the model is from the hub or a package, or "
+            "was changed after it was loaded, save it to a folder first, and load it from there"
         )
     return ranges
 

