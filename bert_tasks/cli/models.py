@@ -449,7 +449,7 @@ def export(
 @app.command("quantize")
 @shared_options(reading=read_options)
 def quantize(
-    model: ModelName,
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder of a model or run.")],
     data: Annotated[Path, typer.Argument(metavar="FILE", help="Rows like those to predict. The first 600 are read.")],
     reading: "ReadOptions",
     task: Annotated[str | None, model_option(metavar="NAME", help="Task, or embedding for an encoder.")] = None,
