@@ -56,10 +56,17 @@ def int8_obstacle() -> str | None:
     if limit in _WITHOUT_INT8:
         return f"ONEDNN_MAX_CPU_ISA={limit} excludes the instructions for it"
     limit_primitive_caches()
+    size = 64
     try:
-        torch.ops.onednn.qlinear_prepack(torch.zeros(2, 2, dtype=torch.int8), None)
+        product = _Weight(torch.ones(size, size), torch.zeros(size)).product(
+            torch.full((size, size), _LARGEST_CODE, dtype=torch.uint8), 1.0, 0
+        )
     except (AttributeError, NotImplementedError, RuntimeError):  # another version of torch, or one without oneDNN
         return f"torch {torch.__version__} lacks the operators for it"
+    # Without the instructions oneDNN adds in 16 bits, where two of the largest products are too much. It is seen here
+    # if oneDNN has chosen other instructions than expected, for example for another variable of the environment.
+    if not torch.allclose(product, torch.full_like(product, float(_LARGEST_CODE * size))):
+        return "oneDNN does not use the instructions for it (VNNI, AMX)"
     return None
 
 
