@@ -296,6 +296,8 @@ def test_models_that_cannot_be_used(quantized: Path, bases: Path, tmp_path: Path
     with pytest.raises(UsageError, match=r"int8 needs a model from a folder with activation_ranges\.safetensors"):
         predict(model, CLASSIFIED, dtype="int8")
     torch.nn.init.constant_(model.encoder.get_parameter("layers.0.intermediate.weight"), 3e38)
+    with pytest.raises(NotFiniteScoresError):  # also if the rows that are compared are all finite
+        quantization._recorded(model, CLASSIFIED[:1])
     model.save_pretrained(tmp_path / "infinite")
     with pytest.raises(NotFiniteScoresError):
         quantize(tmp_path / "infinite", CLASSIFIED)
