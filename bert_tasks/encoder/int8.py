@@ -18,6 +18,7 @@ Shape legend: N rows, I inputs, O outputs, K inputs in float32.
 """
 
 import copy
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -37,7 +38,8 @@ from bert_tasks.variables import limit_primitive_caches
 _LARGEST_WEIGHT, _LARGEST_CODE = 127, 255
 _MIDDLE = 128  # stands for the middle of the range of an input
 _BALANCE = 0.7  # 1 moves all of a scale into the weights, 0 nothing. Both cost labels, see benchmarks/LOG.md
-_FLOAT32_SHARE = 64  # one of so many inputs of the second feed-forward product stays in float32
+_FLOAT32_SHARE = 96  # one of so many inputs of the second feed-forward product stays in float32
+_FLOAT32_OUTPUT = (1.0, 0, torch.float32)  # scale, zero and type
 _TINY = 1e-5  # in place of 0, so that nothing is divided by it
 # Values of ONEDNN_MAX_CPU_ISA that leave out the products in int8 of later processors.
 _WITHOUT_INT8 = frozenset({"SSE41", "AVX", "AVX2", "AVX512_CORE"})
@@ -149,40 +151,43 @@ def _check_states(_: nn.Module, inputs: tuple[Any, ...]) -> None:
         raise NotFiniteScoresError("the model's states are not finite numbers. Its weights or its precision are broken")
 
 
-class _Weight:
-    """A weight in int8 in oneDNN's layout, and a bias.
+class _Product:
+    """The product of inputs that are rounded to codes, and of a weight in int8.
 
     Args:
-        weight: ``[O, I]``, the factors of the codes of the inputs.
-        bias: ``[O]`` float32.
+        weight: ``[O, I]``, the factors of the inputs ``(codes - zero) * scale``.
+        bias: ``[O]``.
+        scale, zero: Those of the codes.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor) -> None:
-        self.scales = weight.abs().amax(1).clamp_min(_TINY) / _LARGEST_WEIGHT  # [O]
-        codes = (weight / self.scales[:, None]).round().to(torch.int8).contiguous()
-        self.packed = torch.ops.onednn.qlinear_prepack(codes, None)
-        self.zeros = torch.zeros(len(weight), dtype=torch.int32)
-        self.bias = bias
+    def __init__(self, weight: Tensor, bias: Tensor, *, scale: float, zero: int) -> None:
+        scales = weight.abs().amax(1).clamp_min(_TINY) / _LARGEST_WEIGHT  # [O]
+        rounded = (weight / scales[:, None]).round()
+        packed = torch.ops.onednn.qlinear_prepack(rounded.to(torch.int8).contiguous(), None)
+        self._scale = scale
+        self._weight = (packed, scales, torch.zeros(len(weight), dtype=torch.int32))
+        # The part of the zero is the same for all rows, so it is subtracted once here, and the operator gets 0.
+        self._bias = bias - scale * zero * scales * rounded.sum(1)
 
-    def product(self, codes: Tensor, scale: float, zero: int) -> Tensor:
-        """Computes the product with the inputs ``(codes - zero) * scale``, ``[N, I]`` uint8 -> ``[N, O]`` float32."""
-        weight, form = (self.packed, self.scales, self.zeros, self.bias), (1.0, 0, torch.float32)
-        product: Tensor = torch.ops.onednn.qlinear_pointwise(codes, scale, zero, *weight, *form, "none", [], "")
+    def __call__(self, codes: Tensor) -> Tensor:
+        """Computes ``[N, I]`` uint8 -> ``[N, O]`` float32."""
+        product: Tensor = torch.ops.onednn.qlinear_pointwise(
+            codes, self._scale, 0, *self._weight, self._bias, *_FLOAT32_OUTPUT, "none", [], ""
+        )
         return product
 
-    def product_plus(self, codes: Tensor, scale: float, zero: int, added: Tensor) -> Tensor:
-        """Computes the sum of ``product`` and ``added``, ``[N, O]`` float32."""
-        weight, form = (self.packed, self.scales, self.zeros), (1.0, 0, torch.float32, 1.0, 0)
+    def plus(self, codes: Tensor, added: Tensor) -> Tensor:
+        """Computes the sum of the product and ``added``, ``[N, O]`` float32."""
+        addition = (added, self._bias, *_FLOAT32_OUTPUT, 1.0, 0, "add", 1.0)
         total: Tensor = torch.ops.onednn.qlinear_pointwise.binary(
-            *(codes, scale, zero), *weight, added, self.bias, *form, "add", 1.0, "none", [], ""
+            codes, self._scale, 0, *self._weight, *addition, "none", [], ""
         )
         return total
 
-    def gelu(self, codes: Tensor, scale: float, zero: int, *, form: str, to_scale: float, to_zero: int) -> Tensor:
-        """Computes the GELU of ``product`` as codes with another scale and zero, ``[N, I]`` -> ``[N, O]`` uint8."""
-        weight = (self.packed, self.scales, self.zeros, self.bias)
+    def gelu(self, codes: Tensor, *, form: str, scale: float, zero: int) -> Tensor:
+        """Computes the GELU of the product as codes ``[N, O]`` uint8 with another scale and zero."""
         gelu: Tensor = torch.ops.onednn.qlinear_pointwise(
-            codes, scale, zero, *weight, to_scale, to_zero, torch.uint8, "gelu", [], form
+            codes, self._scale, 0, *self._weight, self._bias, scale, zero, torch.uint8, "gelu", [], form
         )
         return gelu
 
@@ -193,6 +198,9 @@ class Int8Linear(nn.Module):
     Args:
         layer: The layer in float32.
         ranges: ``[2, I]``, the lowest and the highest value of each input.
+
+    Attributes:
+        product: The product with ``codes``.
     """
 
     def __init__(self, layer: Linear, ranges: Tensor) -> None:
@@ -204,10 +212,10 @@ class Int8Linear(nn.Module):
         largest_weights = weight.abs().amax(0).clamp_min(_TINY)  # [I]
         factors = reach**_BALANCE / largest_weights ** (1 - _BALANCE)  # [I]
         # An input is middle + (code - 128) * scale * factor. The weights take the factors, and the bias the middles.
-        self.scale = float((reach / factors).max()) / _LARGEST_WEIGHT
-        self._inverse = 1 / (self.scale * factors)  # [I]
+        scale = float((reach / factors).max()) / _LARGEST_WEIGHT
+        self._inverse = 1 / (scale * factors)  # [I]
         self._offset = _MIDDLE + 0.5 - middle * self._inverse  # [I], and 0.5 because a cast to integers rounds down
-        self.weight = _Weight(weight * factors, _bias(layer) + weight @ middle)
+        self.product = _Product(weight * factors, _bias(layer) + weight @ middle, scale=scale, zero=_MIDDLE)
 
     def codes(self, rows: Tensor) -> Tensor:
         """Rounds ``[N, I]`` float32 to uint8."""
@@ -215,7 +223,7 @@ class Int8Linear(nn.Module):
         return codes.to(torch.int32).to(torch.uint8)  # one cast would take three times as long
 
     def forward(self, rows: Tensor) -> Tensor:
-        return self.weight.product(self.codes(rows), self.scale, _MIDDLE)
+        return self.product(self.codes(rows))
 
     def parts(self, inputs: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
         """See ``Linear.parts``. All outputs are computed, because the packed weight cannot be divided."""
@@ -233,29 +241,27 @@ class Int8FeedForward(nn.Module):
     def __init__(self, layer: Layer, first_ranges: Tensor, second_ranges: Tensor) -> None:
         super().__init__()
         first, second = layer.intermediate, layer.output
-        self._first = Int8Linear(first, first_ranges)
-        self._form = GELU_FORMS[layer.activation]
         lowest, highest = second_ranges
         # The inputs of the second layer that vary most, K of I.
-        widest = (highest - lowest).topk(max(1, second.in_features // _FLOAT32_SHARE)).indices
+        widest = (highest - lowest).topk(math.ceil(second.in_features / _FLOAT32_SHARE)).indices
         self._wide_weight = first.weight.detach().index_select(0, widest)  # [K, H]
         self._wide_bias = _bias(first).index_select(0, widest)
         self._second_wide_weight = second.weight.detach().index_select(1, widest)  # [H, K]
         is_other = torch.ones(second.in_features, dtype=torch.bool).index_fill(0, widest, False)
         low = min(0.0, float(lowest.masked_select(is_other).min()))
         high = max(_TINY, float(highest.masked_select(is_other).max()))
-        self._scale = (high - low) / _LARGEST_CODE
-        self._zero = round(-low / self._scale)
-        self._second = _Weight(second.weight.detach() * is_other, _bias(second))
+        scale = (high - low) / _LARGEST_CODE
+        zero = round(-low / scale)
+        self._first = Int8Linear(first, first_ranges)
+        self._second = _Product(second.weight.detach() * is_other, _bias(second), scale=scale, zero=zero)
+        self._form = GELU_FORMS[layer.activation]
+        self._to_codes: dict[str, Any] = {"form": self._form, "scale": scale, "zero": zero}
 
     def forward(self, rows: Tensor) -> Tensor:
         """Computes ``[N, H] -> [N, H]``, both float32."""
-        codes = self._first.codes(rows)
-        to_codes: dict[str, Any] = {"form": self._form, "to_scale": self._scale, "to_zero": self._zero}
-        inner = self._first.weight.gelu(codes, self._first.scale, _MIDDLE, **to_codes)  # [N, I] uint8
+        inner = self._first.product.gelu(self._first.codes(rows), **self._to_codes)  # [N, I] uint8
         wide = gelu_linear_on_cpu(rows, self._wide_weight, self._wide_bias, self._form)  # [N, K] float32
-        added = linear(wide, self._second_wide_weight, None)  # [N, H]
-        return self._second.product_plus(inner, self._scale, self._zero, added)
+        return self._second.plus(inner, linear(wide, self._second_wide_weight, None))
 
 
 def _bias(layer: Linear) -> Tensor:
