@@ -19,7 +19,6 @@ Shape legend: N rows, I inputs, O outputs, K inputs in float32.
 
 import copy
 import math
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
@@ -41,8 +40,6 @@ _BALANCE = 0.7  # 1 moves all of a scale into the weights, 0 nothing. Both cost 
 _FLOAT32_SHARE = 96  # one of so many inputs of the second feed-forward product stays in float32
 _FLOAT32_OUTPUT = (1.0, 0, torch.float32)  # scale, zero and type
 _TINY = 1e-5  # in place of 0, so that nothing is divided by it
-# Values of ONEDNN_MAX_CPU_ISA that leave out the products in int8 of later processors.
-_WITHOUT_INT8 = frozenset({"SSE41", "AVX", "AVX2", "AVX512_CORE"})
 
 
 @cache
@@ -54,21 +51,16 @@ def int8_obstacle() -> str | None:
     capabilities = torch.cpu.get_capabilities()
     if not any(capabilities.get(name) for name in ("avx512_vnni", "avx_vnni", "amx_int8")):
         return "this processor lacks the instructions for it (VNNI, AMX)"
-    limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
-    if limit in _WITHOUT_INT8:
-        return f"ONEDNN_MAX_CPU_ISA={limit} excludes the instructions for it"
     limit_primitive_caches()
     size = 64
+    codes = torch.full((size, size), _LARGEST_CODE, dtype=torch.uint8)
     try:
-        product = _Weight(torch.ones(size, size), torch.zeros(size)).product(
-            torch.full((size, size), _LARGEST_CODE, dtype=torch.uint8), 1.0, 0
-        )
+        product = _Product(torch.ones(size, size), torch.zeros(size), scale=1.0, zero=0)(codes)
     except (AttributeError, NotImplementedError, RuntimeError):  # another version of torch, or one without oneDNN
         return f"torch {torch.__version__} lacks the operators for it"
-    # Without the instructions oneDNN adds in 16 bits, where two of the largest products are too much. It is seen here
-    # if oneDNN has chosen other instructions than expected, for example for another variable of the environment.
+    # Without the instructions oneDNN adds in 16 bits, where two of the largest products are too much.
     if not torch.allclose(product, torch.full_like(product, float(_LARGEST_CODE * size))):
-        return "oneDNN does not use the instructions for it (VNNI, AMX)"
+        return "oneDNN does not use the instructions for it (VNNI, AMX). Unset ONEDNN_MAX_CPU_ISA"
     return None
 
 
