@@ -17,6 +17,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipe
 from bert_tasks import TaskModel
 from bert_tasks.data.features import longest_first
 from bert_tasks.export.graph import exported_graph
+from bert_tasks.inference import quantize
 from bert_tasks.inference.precision import logits_of
 from bert_tasks.model.exported import GraphModel
 from bert_tasks.model.prediction import predict_rows
@@ -31,8 +32,17 @@ def predict_rows_of(folder: Path) -> Predict:
     return lambda texts: [answer.label for answer in model.predict([{"text": text} for text in texts])]
 
 
+def training_texts(count: int) -> list[str]:
+    """Returns the first texts of SST-2's training set, from which int8 takes the ranges of activations."""
+    path = Path(os.environ["BERT_TASKS_DATA"]) / "glue" / "SST-2" / "train.tsv"
+    return [line.rpartition("\t")[0] for line in path.read_text("utf-8").splitlines()[1 : count + 1]]
+
+
 def dtype_of(folder: Path, *, dtype: Literal["bf16", "int8"]) -> Predict:
     """Returns the function behind ``predict --dtype``, as users call it."""
+    if dtype == "int8":
+        # It records ranges on every other row.
+        quantize(folder, [{"text": text} for text in training_texts(2 * CALIBRATION_ROWS)])
     model = TaskModel.from_pretrained(folder)
     run = logits_of(model, dtype)
     return lambda texts: [
@@ -120,8 +130,7 @@ def openvino_of(folder: Path, *, precision: str, int8: bool = False) -> Predict:
     if int8:
         import nncf
 
-        path = Path(os.environ["BERT_TASKS_DATA"]) / "glue" / "SST-2" / "train.tsv"
-        texts = [line.rpartition("\t")[0] for line in path.read_text("utf-8").splitlines()[1 : CALIBRATION_ROWS + 1]]
+        texts = training_texts(CALIBRATION_ROWS)
         tokenizer = AutoTokenizer.from_pretrained(folder)
         inputs = [dict(tokenizer(text, truncation=True, max_length=128, return_tensors="np")) for text in texts]
         transformer, rows = nncf.ModelType.TRANSFORMER, nncf.Dataset(inputs)

@@ -3,12 +3,13 @@
     pip install openvino nncf
     BERT_TASKS_DATA=DIR python benchmarks/predict_throughput.py --threads 2 --repeats 5 --json result.json
 
-Sides: ``model.predict(rows)``; the same in bfloat16 and in int8; the same with the float32 graph in onnxruntime;
-``pipeline()`` called with a list at its default batch size; a loop over transformers' model that sorts by length and
-pads each batch to its longest; and transformers' exported model in onnxruntime and in OpenVINO, also in int8 (NNCF, 300
-calibration rows), in the same loop. Sides whose library is not installed (OpenVINO and NNCF are no dependencies) are
-skipped, and bfloat16 on a processor without instructions for it. Tokenisation is included everywhere; loading and
-exporting are not. Each side has a process of its own, which takes turns with the others, and one run to warm up.
+Sides: ``model.predict(rows)``; the same in bfloat16 and in int8 (300 calibration rows); the same with the float32 graph
+in onnxruntime; ``pipeline()`` called with a list at its default batch size; a loop over transformers' model that sorts
+by length and pads each batch to its longest; and transformers' exported model in onnxruntime and in OpenVINO, also in
+int8 (NNCF, 300 calibration rows), in the same loop. Sides whose library is not installed (OpenVINO and NNCF are no
+dependencies) are skipped, and bfloat16 and int8 on a processor without instructions for them. Tokenisation is included
+everywhere; loading and exporting are not. Each side has a process of its own, which takes turns with the others, and
+one run to warm up.
 Without ``--model`` the embedded weights are fine-tuned first, on 2,000 rows of SST-2's train set.
 
 Printed: the processor; rows and tokens a second (median, quartiles); how many times ours in float32 is faster (median
@@ -33,6 +34,7 @@ from predict_sides import CLOCKS, SIDES, count_tokens, measured, train
 from result_files import write_results
 
 from bert_tasks.encoder.cpu import matmul_library
+from bert_tasks.encoder.int8 import int8_obstacle
 from bert_tasks.environment import cpu_name
 
 OURS, BF16, INT8 = "bert_tasks", "bert_tasks bf16", "bert_tasks int8"
@@ -44,6 +46,8 @@ if find_spec("nncf") is None:
     MISSING += ["openvino int8"]
 if not HAS_BF16:
     MISSING += ["bert_tasks bf16", "openvino bf16"]  # without instructions for it 100 times as slow as float32
+if int8_obstacle() is not None:
+    MISSING += [INT8]
 INSTALLED = [name for name in SIDES if name not in MISSING]
 LABELS = ("negative", "positive")
 TRAINING_ROWS = 2000

@@ -30,6 +30,7 @@ from bert_tasks.experiments.folds import train_folds
 from bert_tasks.experiments.search import search
 from bert_tasks.experiments.seeds import train_seeds
 from bert_tasks.export import export
+from bert_tasks.inference import quantize
 from bert_tasks.metrics.classification import pearson
 from bert_tasks.model.encoder_with_heads import EncoderWithHeads
 from bert_tasks.outputs.base import LossTerm, Output, labelled, no_loss
@@ -106,6 +107,7 @@ API: Mapping[str, tuple[Any, ...]] = {
     "bert_tasks.experiments.search": (search,),
     "bert_tasks.experiments.seeds": (train_seeds,),
     "bert_tasks.export": (export,),
+    "bert_tasks.inference": (quantize,),
     "bert_tasks.report": (make_report,),
     "bert_tasks.tasks": tuple(TASKS.values()),
     "bert_tasks.tasks.masking": (MaskingRule,),

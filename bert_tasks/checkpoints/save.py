@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 WEIGHTS, HEAD = "model.safetensors", "task_head.safetensors"
 # Weights that would contradict or outlive the new weights.
 _STALE = re.compile(
-    r"model\.safetensors\.index\.json|model-\d{5}-of-\d{5}\.safetensors|"
+    r"model\.safetensors\.index\.json|model-\d{5}-of-\d{5}\.safetensors|activation_ranges\.safetensors|"
     r"pytorch_model\.bin(\.index\.json)?|pytorch_model-\d{5}-of-\d{5}\.bin"
 )
 
@@ -120,11 +120,11 @@ def save_folder(
             if adapter_config is not None:
                 weights_file = ADAPTER_WEIGHTS
             if tensors is not None:
-                _save_tensors(tensors, staging / weights_file)
+                save_tensors(tensors, staging / weights_file)
             if adapter_config is not None:
                 _write_json(adapter_config, staging / ADAPTER_CONFIG)
             if head_tensors is not None:
-                _save_tensors(head_tensors, staging / HEAD)
+                save_tensors(head_tensors, staging / HEAD)
             if tokenizer is not None:
                 save_tokenizer(tokenizer, staging)
         for file in folder.iterdir():
@@ -164,7 +164,7 @@ def read_head_tensors(folder: Path) -> dict[str, Tensor] | None:
     return read_safetensors(checked_file(folder, HEAD))
 
 
-def _save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     """Writes a safetensors file with the digest of its tensors, always in equal bytes."""
     save_file(dict(tensors), path, metadata={"format": "pt", DIGEST: tensors_digest(tensors)})
     with path.open("r+b") as file:  # safetensors writes the metadata in another order each time

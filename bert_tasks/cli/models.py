@@ -36,6 +36,7 @@ from bert_tasks.cli.options import (
     RowsOutput,
     Texts,
     device_option,
+    model_option,
     model_options,
     output_option,
     prediction_option,
@@ -442,6 +443,27 @@ def export(
     options = {name: value for name, value in vars(reading).items() if name not in ("document", "split")}
     loading |= {"adapter": adapter, "overwrite": overwrite}
     result = export(model, to=to, output=output, data=data, **loading, **options)
+    print_result(result.to_json(), result.lines(), as_json=as_json)
+
+
+@app.command("quantize")
+@shared_options(reading=read_options)
+def quantize(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder of a model or run.")],
+    data: Annotated[Path, typer.Argument(metavar="FILE", help="Rows like those to predict. The first 600 are read.")],
+    reading: "ReadOptions",
+    task: Annotated[str | None, model_option(metavar="NAME", help="Task, or embedding for an encoder.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Prepare a model folder for --dtype int8, and count the predictions that stay the same.
+
+    Example: bert-tasks quantize runs/first/model train.csv
+    """
+    from bert_tasks.inference import quantize
+
+    # The other fields of ReadOptions are no arguments of ``quantize``.
+    options = {name: value for name, value in vars(reading).items() if name not in ("document", "split")}
+    result = quantize(model, data, task=task, **options)
     print_result(result.to_json(), result.lines(), as_json=as_json)
 
 

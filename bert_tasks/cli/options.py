@@ -61,7 +61,7 @@ LabelledRowErrors = Annotated[
 Revision = Annotated[str | None, model_option(metavar="NAME", help="Branch, tag or commit of a hub id.")]
 Adapter = Annotated[str | None, model_option(metavar="FOLDER", help="Adapters to add to MODEL, their base.")]
 Precision = Annotated[
-    Literal["float32", "bf16", "int8"], device_option(help="Number format. int8 needs a CPU and the extra `export`.")
+    Literal["float32", "bf16", "int8"], device_option(help="Number format. int8 needs `quantize` and a CPU.")
 ]
 
 

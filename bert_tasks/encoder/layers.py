@@ -179,7 +179,11 @@ class Attention(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention and feed-forward, each with dropout, residual and norm (post-norm)."""
+    """Attention and feed-forward, each with dropout, residual and norm (post-norm).
+
+    Attributes:
+        int8_feed_forward: The feed-forward of an ``int8_encoder``, or None.
+    """
 
     def __init__(self, config: EncoderConfig, index: int) -> None:
         super().__init__()
@@ -197,6 +201,7 @@ class Layer(nn.Module):
         self.attention_dropout = Dropout(config.attention_output_dropout)
         self.output_dropout = Dropout(config.feed_forward_dropout)
         self.gate_dropout = Dropout(config.gate_dropout)
+        self.int8_feed_forward: nn.Module | None = None
 
     def forward(
         self,
@@ -223,6 +228,9 @@ class Layer(nn.Module):
 
     def feed_forward(self, hidden: Tensor) -> Tensor:
         """Applies the feed-forward, ``[R, H] -> [R, H]``, which may have a gate."""
+        if self.int8_feed_forward is not None:
+            in_int8: Tensor = self.int8_feed_forward(hidden)
+            return in_int8
         if not self.is_gated:
             expanded = linear_activation(self.intermediate, hidden, self.activation)  # [R, intermediate]
         else:

@@ -26,7 +26,8 @@ ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = MappingProxyType(
         "tanh": torch.tanh,
     }
 )
-_GELU: Mapping[Activation, str] = MappingProxyType({"gelu": "none", "gelu_new": "tanh"})  # the form of each
+# The form of each GELU, as torch names it.
+GELU_FORMS: Mapping[Activation, str] = MappingProxyType({"gelu": "none", "gelu_new": "tanh"})
 
 
 def linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -82,6 +83,6 @@ def linear_activation(layer: nn.Module, rows: Tensor, activation: Activation) ->
     """
     # Gradients need the product before the activation, and hooks receive it, so it must exist.
     needs_product = torch.is_grad_enabled() or layer._forward_hooks or layer._forward_pre_hooks
-    if activation in _GELU and type(layer) is Linear and is_eager_on_cpu(rows) and not needs_product:
-        return gelu_linear_on_cpu(rows, layer.weight, layer.bias, _GELU[activation])
+    if activation in GELU_FORMS and type(layer) is Linear and is_eager_on_cpu(rows) and not needs_product:
+        return gelu_linear_on_cpu(rows, layer.weight, layer.bias, GELU_FORMS[activation])
     return ACTIVATIONS[activation](layer(rows))

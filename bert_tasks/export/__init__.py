@@ -33,11 +33,10 @@ from bert_tasks.environment import check_libraries
 from bert_tasks.errors import CheckpointError, DataError, UsageError, argument
 from bert_tasks.export.graph import LIBRARIES, OPSET, check_int8, exported_graph, quantized_graph
 from bert_tasks.model.encoder import Encoder
-from bert_tasks.model.encoder_with_heads import ForwardFn
 from bert_tasks.model.exported import GRAPHS, RECORD, GraphModel, input_names, names_other_file, output_names
 from bert_tasks.model.inputs import Data, load_table, load_trained, reading_for_prediction
 from bert_tasks.model.multitask import AnyModel
-from bert_tasks.model.prediction import predict_batch
+from bert_tasks.model.prediction import REQUIRED_AGREEMENT, agreements, predictions_by_head
 from bert_tasks.model.pretrained import saved_config
 from bert_tasks.model.shared_heads import SharedOutput
 from bert_tasks.model.task_model import TaskModel
@@ -54,7 +53,6 @@ ExportFormat = Literal["onnx", "int8", "transformers"]
 
 VERIFIED_ROWS = 200
 TOLERANCE = 1e-5  # for the logits of a float32 graph, times the largest logit if that is above 1
-REQUIRED_AGREEMENT = 0.95  # share of predictions that an int8 graph must leave unchanged
 LENGTHS = (1, 2, 3, 127, 128)  # of random sequences, besides the longest input and one token less
 BATCH_SIZES = (1, 7)
 _HIDDEN = ".exporting"  # end of the name of the folder beside the output that is written first
@@ -158,7 +156,7 @@ def export(
             raise UsageError(f"data verify a graph. Remove {argument('data', 'FILE')} for transformers")
         _check_weights_output(target, model, overwrite=overwrite)
         return _export_weights(load_trained(model, reading=how, **loading), target)
-    check_libraries(LIBRARIES, extra="export", purpose="ONNX graphs and int8")
+    check_libraries(LIBRARIES, extra="export", purpose="ONNX graphs")
     _check_output(target, overwrite=overwrite)
     with new_folder(target, suffix=_HIDDEN) as folder:
         loaded: AnyModel
@@ -293,11 +291,11 @@ def _verified_graph(model: AnyModel, rows: Sequence[Row], *, int8: bool) -> tupl
     """Returns the ONNX file and the differences of logits and, for int8, predictions."""
     expected: dict[str, list[Prediction]] = {}
     if int8:
-        expected = _predictions(model, rows)
+        expected = predictions_by_head(model, rows)
         check_int8(model)
         try:
             # A model agrees with itself in all decisions. If there is none, the comparison below would say nothing.
-            if not _agreements(model, expected, expected):
+            if not agreements(model, expected, expected):
                 raise DataError(f"the first {len(rows)} rows have nothing to predict, as their sentences have no words")
         except DataError as error:
             other = argument("data", "FILE")
@@ -356,7 +354,7 @@ def _compare_predictions(
     model: AnyModel, graph: GraphModel, rows: Sequence[Row], expected: Mapping[str, Sequence[Prediction]]
 ) -> dict[str, Any]:
     """Counts how many of the model's predictions the int8 graph leaves unchanged."""
-    same = _agreements(model, expected, _predictions(model, rows, forward_fn=graph))
+    same = agreements(model, expected, predictions_by_head(model, rows, forward_fn=graph))
     share = fmean(same)
     if share < REQUIRED_AGREEMENT:
         raise CheckpointError(
@@ -365,27 +363,6 @@ def _compare_predictions(
             "training rows"
         )
     return {"kept": share, "answers": len(same), "required": REQUIRED_AGREEMENT, "rows": len(rows)}
-
-
-def _predictions(
-    model: AnyModel, rows: Sequence[Row], *, forward_fn: ForwardFn | None = None
-) -> dict[str, list[Prediction]]:
-    """Returns the predictions of each head for the rows that have an input for it."""
-    of_rows, _ = predict_batch(model, rows, forward_fn=forward_fn)
-    of_heads: dict[str, list[Prediction]] = {}
-    for name in model.tasks:
-        of_heads[name] = [predictions[name] for predictions in of_rows if name in predictions]
-    return of_heads
-
-
-def _agreements(
-    model: AnyModel, expected: Mapping[str, Sequence[Prediction]], actual: Mapping[str, Sequence[Prediction]]
-) -> list[bool]:
-    """Returns whether the decisions of all heads are the same. See ``Output.agreements``."""
-    agreements: list[bool] = []
-    for name, task in model.tasks.items():
-        agreements += task.output.agreements(expected[name], actual[name])
-    return agreements
 
 
 def _random_sequences(model: AnyModel) -> list[Feature]:

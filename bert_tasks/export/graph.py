@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -68,7 +68,7 @@ def exported_graph(model: AnyModel) -> "onnx.ModelProto":
     Raises:
         UsageError: The ``export`` extra is not installed, or the model is an exported one.
     """
-    check_libraries(LIBRARIES, extra="export", purpose="ONNX graphs and int8")
+    check_libraries(LIBRARIES, extra="export", purpose="ONNX graphs")
     if model.no_weights_reason:
         raise UsageError(f"it cannot be converted, because {model.no_weights_reason}")
     inputs, outputs = input_names(model.config), output_names(model)
@@ -113,7 +113,7 @@ def check_int8(model: AnyModel) -> None:
         )
 
 
-def quantized_graph(graph: "onnx.ModelProto", *, weight_bits: Literal[7, 8] = 7) -> bytes:
+def quantized_graph(graph: "onnx.ModelProto") -> bytes:
     """Returns the graph with int8 weights and dynamically quantized activations.
 
     Weights have one scale per output channel, and activations one per token. Among the settings that were tried, this
@@ -123,7 +123,6 @@ def quantized_graph(graph: "onnx.ModelProto", *, weight_bits: Literal[7, 8] = 7)
 
     Args:
         graph: A float32 graph.
-        weight_bits: Use 8 for processors with VNNI. On others intermediate sums of 16 bits would overflow.
     """
     quantization = import_onnxruntime("onnxruntime.quantization")
     head = [node.name for node in graph.graph.node if any(name.startswith("model.head.") for name in node.input)]
@@ -136,7 +135,7 @@ def quantized_graph(graph: "onnx.ModelProto", *, weight_bits: Literal[7, 8] = 7)
             path,
             op_types_to_quantize=["MatMul", "Gemm"],
             per_channel=True,
-            reduce_range=weight_bits == 7,
+            reduce_range=True,  # to 7 bits, because intermediate sums of 16 bits overflow on processors without VNNI
             weight_type=quantization.QuantType.QInt8,
             nodes_to_exclude=head_products,
         )

@@ -13,11 +13,13 @@ from bert_tasks.inference.evaluation import (
     evaluated_predictions,
 )
 from bert_tasks.inference.prediction import predict, predict_file
+from bert_tasks.inference.quantization import Quantization, quantize
 from bert_tasks.inference.writing import WriteOptions, Written
 
 __all__ = [
     "BatchPredictor",
     "Evaluation",
+    "Quantization",
     "WriteOptions",
     "Written",
     "batch_predictor",
@@ -28,4 +30,5 @@ __all__ = [
     "evaluated_predictions",
     "predict",
     "predict_file",
+    "quantize",
 ]

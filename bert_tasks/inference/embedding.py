@@ -73,7 +73,7 @@ def embed_file(
         output: .parquet (the column ``embedding`` holds lists of fixed size of float32), .jsonl, or .npy (an array
             ``[rows, H]`` of float32, and nothing else).
         pooling, normalize, layer, max_length, prompt: See ``Encoder.embed``.
-        revision, dtype, writing, reading, progress: See ``predict_file``. There is no int8.
+        revision, dtype, writing, reading, progress: See ``predict_file``.
 
     Returns:
         The number of rows, and messages about them.
@@ -94,8 +94,6 @@ def embed_file(
         if writing.on_error == "skip":
             raise UsageError("npy has no place for line numbers, so no row can be skipped. Use parquet or jsonl")
         writing = replace(writing, keep_columns="none")  # an array has no place for them
-    if dtype == "int8":
-        raise UsageError("dtype is 'int8', but embeddings are computed in float32 or bf16")
     broadcast_from_main(make_accelerator(), destination.check_places)  # before the model is loaded
     encoder = model if isinstance(model, Encoder) else Encoder.from_pretrained(model, revision=revision)
     embedder = encoder.embedding_model(

@@ -222,7 +222,11 @@ def _forward_fn(model: AnyModel, dtype: DType) -> ForwardFn:
         generator = TaskModel.from_pretrained(folder).to(model.device, model.encoder.embeddings.word.weight.dtype)
         tables = [module.encoder.embeddings.word.weight for module in (model, generator)]
         if tables[0].shape == tables[1].shape and torch.equal(*tables):  # training ties them
-            return partial(replaced_token_output, generator=logits_of(generator, dtype), discriminator=forward_fn)
+            generator_dtype: DType = dtype
+            if dtype == "int8":
+                generator_dtype = "float32"  # ``quantize`` writes ranges for the discriminator alone
+            generate = logits_of(generator, generator_dtype)
+            return partial(replaced_token_output, generator=generate, discriminator=forward_fn)
         where = f"but the generator in {folder} belongs to other weights"
     raise UsageError(
         f"{task_name(model.tasks)}: a model is evaluated with its generator, {where}. Evaluate the output "
@@ -394,8 +398,9 @@ def evaluate(
             tasks. Default: the tasks of the folder.
         settings: Fields of the task to change, if the model is loaded here.
         revision, adapter: See ``TaskModel.from_pretrained``.
-        dtype: ``float32`` (default), ``int8`` for a quantised copy on the CPU (extra ``export``), or ``bf16`` for the
-            encoder, which a CPU computes faster only with avx512_bf16 or AMX.
+        dtype: ``float32`` (default), ``int8`` for a quantised copy of the encoder on the CPU, for which `quantize`
+            prepares the folder, or ``bf16`` for the encoder, which a CPU computes faster only with avx512_bf16 or AMX.
+            The generator of ReplacedTokens stays in float32 with ``int8``.
         metrics: Metrics of your own, see ``fit``.
         document: A document in a file of text: "blank-line", "line" or "file". Default: as in training.
         on_error: "fail" to stop at rows that cannot be used, or "skip" to leave them out of the metrics, which a

@@ -6,17 +6,21 @@ the head, the loss and decoding, is computed in float32.
 
 import copy
 import logging
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
+from bert_tasks.checkpoints.activation_ranges import read_ranges
+from bert_tasks.checkpoints.hub import ACTIVATION_RANGES, resolve
 from bert_tasks.encoder.cpu import slow_bfloat16
+from bert_tasks.encoder.int8 import int8_encoder, int8_obstacle, range_shapes
+from bert_tasks.encoder.layers import TransformerEncoder
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import UsageError
-from bert_tasks.export.graph import check_int8, exported_graph, quantized_graph
 from bert_tasks.model.encoder_with_heads import ForwardFn
-from bert_tasks.model.exported import GraphModel
 from bert_tasks.model.multitask import AnyModel
 
 DType = Literal["float32", "bf16", "int8"]
@@ -38,13 +42,13 @@ def check_dtype(dtype: str) -> None:
 
 
 def logits_of(model: AnyModel, dtype: DType) -> ForwardFn:
-    """Returns the function of logits in float32, in bfloat16 or by an int8 graph.
+    """Returns the function of logits in float32, bfloat16 or int8.
 
-    In bfloat16 and int8 the function has copies of the weights, which do not follow later changes of the model. A graph
-    takes seconds to make.
+    In bfloat16 and int8 the function has copies of the weights, which do not follow later changes of the model.
 
     Raises:
-        UsageError: The dtype is unknown, or the model is an exported one. For int8 see also ``exported_graph``.
+        UsageError: The dtype is unknown, the model is an exported one, or it cannot be computed in int8 here.
+        CheckpointError: The ranges of activations beside the weights cannot be used.
     """
     check_dtype(dtype)
     if dtype == "float32":
@@ -52,12 +56,62 @@ def logits_of(model: AnyModel, dtype: DType) -> ForwardFn:
     if model.no_weights_reason:
         raise UsageError(f"it cannot be converted, because {model.no_weights_reason}")
     if dtype == "int8":
-        return _int8_logits(model)
+        check_int8(model)
+        return int8_logits(model, _stored_ranges(model))
     if model.device.type == "cpu":
         slow = slow_bfloat16()
         if slow is not None:
             _log.warning("%s", slow)
     return _bfloat16_logits(model)
+
+
+def check_int8(model: AnyModel) -> None:
+    """Raises UsageError if a model cannot be computed in int8 on its device."""
+    if model.no_weights_reason:
+        raise UsageError(f"it cannot be converted, because {model.no_weights_reason}")
+    obstacle = int8_obstacle()
+    if model.device.type != "cpu":
+        obstacle = f"the model is on {model.device}, and int8 is computed on a CPU"
+    weights = model.encoder.embeddings.word.weight
+    if weights.dtype != torch.float32:
+        obstacle = f"the weights are {weights.dtype}, and int8 is made of float32"
+    if obstacle is not None:
+        raise UsageError(f"int8 is not possible, because {obstacle}. Use float32")
+
+
+def int8_logits(model: AnyModel, ranges: Mapping[str, Tensor]) -> ForwardFn:
+    """Returns the function of logits whose encoder has its linear layers in int8.
+
+    Args:
+        model: A model for which ``check_int8`` raises no error.
+        ranges: See ``int8_encoder``.
+    """
+    encoder = int8_encoder(model.encoder, ranges)
+
+    def run(batch: PackedBatch) -> Any:
+        return _head_logits(model, _states(model, encoder, batch), batch)
+
+    return run
+
+
+def _stored_ranges(model: AnyModel) -> dict[str, Tensor]:
+    """Returns the ranges in the folder of a model. Raises UsageError if there are none."""
+    if model.origin is None:
+        raise UsageError(
+            f"int8 needs a model from a folder with {ACTIVATION_RANGES}, which `bert-tasks quantize` writes"
+        )
+    folder = resolve(model.origin.name, revision=model.origin.commit)
+    ranges = read_ranges(folder, range_shapes(model.encoder), model.encoder.state_dict())
+    if ranges is None:
+        name: str | Path = "FOLDER"
+        if Path(model.origin.name).expanduser().is_dir():
+            name = folder
+        raise UsageError(
+            f"int8 needs {ACTIVATION_RANGES}, which {model.origin.name} lacks. Write it with `bert-tasks quantize "
+            f"{name} FILE`, where FILE has rows like those to predict. If the model is from the hub or a package, or "
+            "was changed after it was loaded, save it to a folder first, and load it from there"
+        )
+    return ranges
 
 
 def float32(logits: Any) -> Any:
@@ -76,23 +130,23 @@ def _bfloat16_logits(model: AnyModel) -> ForwardFn:
         if isinstance(layer, nn.Linear):
             layer.weight = nn.Parameter(layer.weight.detach().bfloat16(), requires_grad=False)
 
-    def run(batch: PackedBatch) -> Tensor:
-        selection = model.head.select(batch.layout)
+    def run(batch: PackedBatch) -> Any:
         # Inside autocast torch chooses the precision of each operation, bfloat16 for matrix products.
         with torch.autocast(model.device.type, torch.bfloat16):
-            ids = batch.input_ids, batch.position_ids, batch.token_type_ids
-            hidden = encoder(*ids, batch.layout, selection=selection, depth=model.head.depth)
-        logits: Tensor = model.head(hidden.float(), batch.layout, model.encoder.embeddings.word.weight)
-        return logits
+            hidden = _states(model, encoder, batch)
+        return _head_logits(model, hidden.float(), batch)
 
     return run
 
 
-def _int8_logits(model: AnyModel) -> ForwardFn:
-    """Runs an int8 graph, whose weights have 7 bits on processors without VNNI (see ``quantized_graph``)."""
-    capabilities = torch.cpu.get_capabilities()
-    weight_bits: Literal[7, 8] = 7
-    if capabilities.get("avx512_vnni") or capabilities.get("avx_vnni"):
-        weight_bits = 8
-    check_int8(model)
-    return GraphModel.of(model, quantized_graph(exported_graph(model), weight_bits=weight_bits))
+def _states(model: AnyModel, encoder: TransformerEncoder, batch: PackedBatch) -> Tensor:
+    """Returns the states that the head of a model reads, computed by another encoder."""
+    selection = model.head.select(batch.layout)
+    ids = batch.input_ids, batch.position_ids, batch.token_type_ids
+    states: Tensor = encoder(*ids, batch.layout, selection=selection, depth=model.head.depth)
+    return states
+
+
+def _head_logits(model: AnyModel, hidden: Tensor, batch: PackedBatch) -> Any:
+    """Returns the logits of a model for states that another encoder has computed."""
+    return model.head(hidden, batch.layout, model.encoder.embeddings.word.weight)

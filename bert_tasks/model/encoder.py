@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from bert_tasks.checkpoints.adapters import model_weights
+from bert_tasks.checkpoints.hub import Origin, origin
 from bert_tasks.checkpoints.load import match_weights
 from bert_tasks.checkpoints.save import file_tensors, hf_tensors, save_folder
 from bert_tasks.checkpoints.sentence_transformers import SentenceSettings, read_sentence_settings
@@ -46,6 +47,7 @@ class Encoder(PretrainedModule):
         load_report: What became of each key of the file. None for a model that was built from a configuration.
         columns: The task's columns -> their names in the training data of a model that was trained here.
         sentence_settings: How sentence-transformers embeds texts with these weights. None if it did not write them.
+        origin: The name that the encoder was loaded by, and the hub's commit. None for one from a configuration.
 
     Example:
         >>> len(Encoder.from_pretrained(base).embed(["Cold soup.", "Kind staff."]))
@@ -60,6 +62,7 @@ class Encoder(PretrainedModule):
         self.columns: Mapping[str, str] = {}
         self.reading = TrainedReading()
         self.sentence_settings: SentenceSettings | None = None
+        self.origin: Origin | None = None
         initialize(self, self.config)
 
     @classmethod
@@ -105,6 +108,7 @@ class Encoder(PretrainedModule):
         )
         model.columns, model.reading = described.columns, described.reading
         model.sentence_settings = read_sentence_settings(folder)
+        model.origin = origin(name, folder, revision=revision)
         return model.eval()
 
     def forward(
@@ -279,7 +283,7 @@ class Encoder(PretrainedModule):
         with torch.device("meta"):
             model = TaskModel(self.hf_config, task)
         model.encoder, model.tokenizer = self.encoder, self._tokenizer
-        model.columns, model.reading = self.columns, self.reading
+        model.columns, model.reading, model.origin = self.columns, self.reading, self.origin
         return model.train(self.training)
 
     def save_pretrained(self, folder: str | Path) -> None:

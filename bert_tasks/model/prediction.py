@@ -25,6 +25,7 @@ from bert_tasks.tasks.base import Task
 from bert_tasks.tasks.several import choose_one
 
 BATCH_ROWS = 1024
+REQUIRED_AGREEMENT = 0.95  # share of decisions that a model in int8 must have in common with the model
 EXPLAINED_ROWS = 32  # in a batch, because an explanation takes as long as 100 predictions
 
 HeadPredictions = dict[str, Prediction]  # name of each head that has an input in a row -> its prediction of the row
@@ -158,3 +159,24 @@ def decode(
         for number, prediction in zip(cells, decoded, strict=True):
             of_rows[number][name] = prediction
     return of_rows
+
+
+def predictions_by_head(
+    model: EncoderWithHeads, rows: Sequence[Row], *, forward_fn: ForwardFn | None = None
+) -> dict[str, list[Prediction]]:
+    """Returns the predictions of each head for the rows that have an input for it."""
+    of_rows, _ = predict_batch(model, rows, forward_fn=forward_fn)
+    of_heads: dict[str, list[Prediction]] = {}
+    for name in model.tasks:
+        of_heads[name] = [predictions[name] for predictions in of_rows if name in predictions]
+    return of_heads
+
+
+def agreements(
+    model: EncoderWithHeads, expected: Mapping[str, Sequence[Prediction]], actual: Mapping[str, Sequence[Prediction]]
+) -> list[bool]:
+    """Returns whether the decisions of all heads are the same. See ``Output.agreements``."""
+    same: list[bool] = []
+    for name, task in model.tasks.items():
+        same += task.output.agreements(expected[name], actual[name])
+    return same

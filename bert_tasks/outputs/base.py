@@ -460,7 +460,7 @@ class Output(Settings, ABC, Generic[PredictionT]):
     def agreements(self, predictions: Sequence[PredictionT], others: Sequence[PredictionT]) -> list[bool]:
         """Returns whether two models agree, for each of their ``decisions`` for the same rows.
 
-        Export to int8 keeps a graph only if enough decisions stay the same.
+        `export` to int8 and `quantize` write their files only if enough decisions stay the same.
 
         Args:
             predictions: Predictions of the model.

@@ -79,6 +79,16 @@ class Vector(Output[EmbeddingPrediction]):
             vectors = F.normalize(vectors, dim=-1)
         return [EmbeddingPrediction(embedding=vector) for vector in vectors.numpy()]
 
+    def agreements(
+        self, predictions: Sequence[EmbeddingPrediction], others: Sequence[EmbeddingPrediction]
+    ) -> list[bool]:
+        """Treats vectors as the same if their cosine similarity is at least 0.98."""
+        same = []
+        for prediction, other in zip(predictions, others, strict=True):
+            left, right = torch.from_numpy(prediction.embedding), torch.from_numpy(other.embedding)
+            same.append(float(F.cosine_similarity(left, right, dim=0)) >= _NEAR)
+        return same
+
     # Training and evaluation, which are refused
 
     @property
@@ -103,6 +113,7 @@ class Vector(Output[EmbeddingPrediction]):
         _refuse_training()
 
 
+_NEAR = 0.98
 _NO_TRAINING = "embedding has no labels, so it can be neither trained nor evaluated"
 
 

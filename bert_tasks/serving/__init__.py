@@ -9,7 +9,6 @@ from typing import Any
 
 from bert_tasks.environment import check_libraries
 from bert_tasks.errors import UsageError
-from bert_tasks.export.graph import LIBRARIES
 from bert_tasks.inference.precision import DType
 from bert_tasks.serving.limits import Limits
 from bert_tasks.serving.listener import bound_listener
@@ -63,8 +62,6 @@ def serve(
         CheckpointError: The model cannot be loaded, or its scores are not finite.
     """
     check_libraries(("fastapi", "uvicorn", "prometheus_client"), extra="serve", purpose="serving")
-    if dtype == "int8":
-        check_libraries(LIBRARIES, extra="export", purpose="ONNX graphs and int8")
     if "" in adapters:
         raise UsageError("the name of an adapter is empty. Name each adapter as requests choose it")
     if not 0 <= max_wait <= 60:

@@ -221,8 +221,8 @@ def load_warm(
     """
     options: dict[str, Any] = {"settings": settings, "revision": revision}
     if task == Embedding.name:
-        if adapter is not None or dtype == "int8":
-            raise UsageError("an encoder that embeds texts is served in float32 or bf16, without adapters")
+        if adapter is not None:
+            raise UsageError("an encoder that embeds texts is served without adapters")
         loaded: AnyModel = load_embedder(model, **options)
     else:
         try:

@@ -485,7 +485,7 @@ class TestCommand:
         monkeypatch.setattr(environment, "find_spec", lambda name: None if name == "onnxruntime" else name)
         code, _, err = run("export", tmp_path / "absent", "--to", "onnx", *output)  # before the model is looked for
         assert (code, err) == (
-            2, "error: onnxruntime not installed, needed for ONNX graphs and int8. Run `pip install '.[export]'`\n"
+            2, "error: onnxruntime not installed, needed for ONNX graphs. Run `pip install '.[export]'`\n"
         )  # fmt: skip
         assert not (tmp_path / "out").exists()
 

@@ -32,8 +32,6 @@ def test_predictions_and_metrics_are_the_models(checkpoint: Path, tmp_path: Path
     assert evaluate(tmp_path / "onnx", rows) == pytest.approx(evaluate(model, rows), rel=1e-5)
     with pytest.raises(UsageError, match="int8 is not supported for masked-language-modeling"):
         export(model, to="int8", output=tmp_path / "int8", data=rows)
-    with pytest.raises(UsageError, match="int8 is not supported for masked-language-modeling"):
-        predict(model, rows, dtype="int8")
 
 
 @pytest.mark.parametrize(("family", "is_tied"), [*product(["eurobert", "ultrabert"], [True, False])])

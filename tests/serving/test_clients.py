@@ -86,8 +86,8 @@ def test_settings_of_an_embedding(encoder: Path) -> None:
     ):
         with pytest.raises(UsageError, match=message):
             loaded(encoder, **wrong)
-    with pytest.raises(UsageError, match="served in float32 or bf16"):
-        load_warm(encoder, task="embedding", settings=None, revision=None, dtype="int8")
+    with pytest.raises(UsageError, match="served without adapters"):
+        load_warm(encoder, task="embedding", settings=None, revision=None, dtype="float32", adapter=encoder)
     with pytest.raises(NoHeadError, match="To serve vectors of texts, use task='embedding'"):
         load_warm(encoder, task=None, settings=None, revision=None, dtype="float32")
 

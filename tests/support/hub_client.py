@@ -12,7 +12,7 @@ _DO = """
 import json, os, sys
 from pathlib import Path
 import torch
-from bert_tasks import Encoder, TaskModel, load_recipe, train
+from bert_tasks import Encoder, TaskModel, load_recipe, predict, train
 from bert_tasks.checkpoints.hub import resolve
 from bert_tasks.errors import BertTasksError
 
@@ -28,6 +28,10 @@ def do(kind, *given):
         model = TaskModel.from_pretrained(name, revision=revision)
         (answer,) = model.predict([{"text": "the ferry leaves at seven"}])
         return {"score": answer.score, "origin": vars(model.origin)}
+    elif kind == "int8":
+        name, text = given
+        (answer,) = predict(name, [{"text": text}], dtype="int8")
+        return answer.score
     elif kind == "folder":
         return str(resolve(*given))
     elif kind == "train":
