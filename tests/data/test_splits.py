@@ -181,8 +181,10 @@ def hub(folder: Path) -> Path:
         path = root / "sst2" / f"{name}.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)
         Dataset.from_dict(rows, features=features).to_parquet(path)
-    words = {"tokens": [["a", "b"], []], "ner_tags": [[1, 0], []], "id": [1, 2]}
-    kinds = {"tokens": List(Value("string")), "ner_tags": List(ClassLabel(names=["O", "B-X"])), "id": Value("int32")}
+    words = {"tokens": [["a", "b"], []], "ner_tags": [[1, 0], []], "upos": [["DET", "NOUN"], []], "id": [1, 2]}
+    texts = List(Value("string"))
+    names = List(ClassLabel(names=["O", "B-X"]))
+    kinds = {"tokens": texts, "ner_tags": names, "upos": texts, "id": Value("int32")}
     (root / "ner").mkdir()
     Dataset.from_dict(words, features=Features(kinds)).to_parquet(root / "ner/train.parquet")
     hidden = {**words, "ner_tags": [[-1, -1], [-1]], "tokens": [["a", "b"], ["c"]]}
@@ -231,14 +233,15 @@ def test_hidden_labels_are_no_labels(folder: Path, hub: Path) -> None:
 
 
 def test_tags_from_the_hub(folder: Path, hub: Path) -> None:
-    def read(split: str, *, require_labels: bool = True) -> list[dict[str, Any]]:
-        source, reading = HubSplit(dataset=str(hub), config="ner", split=split), ReadOptions(format="conll")
+    def read(split: str, *, format: str = "conll", require_labels: bool = True) -> list[dict[str, Any]]:
+        source, reading = HubSplit(dataset=str(hub), config="ner", split=split), ReadOptions(format=format)
         return list(read_rows(source, TAGGED, reading, require_labels=require_labels, cache_dir=folder))
 
     assert read("train") == [
         {"words": ["a", "b"], "tags": ["B-X", "O"], "line": 1},
         {"words": [], "tags": [], "line": 2},
     ]
+    assert [row["tags"] for row in read("train", format="conllu")] == [["DET", "NOUN"], []]
     assert read("test", require_labels=False) == [{"words": ["a", "b"], "line": 1}, {"words": ["c"], "line": 2}]
     with pytest.raises(RowIssues, match="missing tags in column 'ner_tags'"):
         read("test")
