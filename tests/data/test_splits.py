@@ -169,6 +169,15 @@ def test_rare_labels_of_sets_stay_in_training(folder: Path) -> None:
         assert any(row["labels"] == [] for row in splits.validation[""])
 
 
+def test_each_line_of_a_text_file_is_a_training_row_if_a_teacher_labels_it(folder: Path) -> None:
+    """The lines of a document are one row only in a corpus."""
+    (folder / "texts.txt").write_text("a b\nc d\ne f\n")
+    write(folder / "dev.csv", "a,x", "b,y")
+    spec = DataSpec(train="texts.txt", validation="dev.csv")
+    splits = load_splits(spec, columns=COLUMNS, seed=1, cache_dir=folder / "cache", unlabelled=True)
+    assert [row["text"] for row in splits.train] == ["a b", "c d", "e f"]
+
+
 @pytest.fixture
 def hub(folder: Path) -> Path:
     """A data set with two configs, laid out as on the hub; `load_dataset` takes its path for a name."""
