@@ -15,7 +15,7 @@ import numpy as np
 from bert_tasks.errors import DataError
 from bert_tasks.metrics.classification import class_counts
 from bert_tasks.metrics.formulas import WORD_SCORES, LabelCounts, Score, entity_f1, entity_scores, label_metrics
-from bert_tasks.metrics.tables import merged
+from bert_tasks.metrics.tables import CLASS_SCORES, merged
 
 Sentences = Sequence[Sequence[str]]
 
@@ -65,7 +65,7 @@ def check_names(tags: Iterable[str], *, raw: bool) -> None:
         other_keys = _ENTITY_KEYS
     label_keys: list[str] = []
     for name in sorted(names):
-        label_keys += [f"{name}_{score}" for score in ("precision", "recall", "f1", _NUMBER)]
+        label_keys += [f"{name}_{score}" for score in (*CLASS_SCORES, _NUMBER)]
     merged(dict.fromkeys(label_keys, 0.0), dict.fromkeys(other_keys, 0.0))
 
 

@@ -18,15 +18,11 @@ from torch import Tensor
 
 from bert_tasks.data.columns import Row
 from bert_tasks.encoder.packing import PackedBatch
-from bert_tasks.metrics.calibration import calibration
-from bert_tasks.metrics.formulas import accuracy_measure
-from bert_tasks.outputs.base import LossTerm, labelled
+from bert_tasks.outputs.base import LossTerm
 from bert_tasks.outputs.classes import Classes, ClassPrediction
 from bert_tasks.outputs.features import Feature, windows_by_row
 from bert_tasks.outputs.label_set import LabelSet, LabelSetPrediction
-from bert_tasks.outputs.row_sections import mistakes
 from bert_tasks.outputs.samples import joined_logits, with_joined_logits
-from bert_tasks.outputs.sections import ReportSections, RowResult
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -63,10 +59,6 @@ class EntailedClasses(Classes):
         """Returns the logit of each pair's label, ``[B, C] -> [B]``."""
         return logits.select(-1, self.entailment)
 
-    @property
-    def remedies(self) -> tuple[str, ...]:
-        return ()  # the model is not trained
-
     def compact(self, logits: Sequence[Tensor], features: Sequence[Feature]) -> Sequence[Tensor]:
         """Returns the logit of each pair's label."""
         return _single_logits(self._label_logits(torch.stack(list(logits))))
@@ -84,11 +76,6 @@ class EntailedClasses(Classes):
         self, predictions: Sequence[ClassPrediction], compact: Sequence[Tensor], features: Sequence[Feature]
     ) -> list[ClassPrediction]:
         return with_joined_logits(predictions, compact, features)
-
-    def report(
-        self, predictions: Sequence[ClassPrediction], rows: Sequence[Row], texts: Sequence[str]
-    ) -> ReportSections:
-        return _report(self, labelled(rows, predictions, self.column.name), texts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,10 +112,6 @@ class EntailedLabels(LabelSet):
         # softmax([c, e])[1] is sigmoid(e - c), so the base class needs to know nothing of the two logits.
         return logits.select(-1, self.entailment) - logits.select(-1, contradiction)
 
-    @property
-    def remedies(self) -> tuple[str, ...]:
-        return ()  # the model is not trained
-
     def compact(self, logits: Sequence[Tensor], features: Sequence[Feature]) -> Sequence[Tensor]:
         """Returns the logit of each pair's label."""
         return _single_logits(self._label_logits(torch.stack(list(logits))))
@@ -154,11 +137,6 @@ class EntailedLabels(LabelSet):
     def describe(self, decision: Any) -> str:
         return f"{decision!r} for every row"
 
-    def report(
-        self, predictions: Sequence[LabelSetPrediction], rows: Sequence[Row], texts: Sequence[str]
-    ) -> ReportSections:
-        return _report(self, labelled(rows, predictions, self.column.name), texts)
-
 
 def _single_logits(logits: Tensor) -> Sequence[Tensor]:
     """Returns the logits ``[B]`` as B tensors of one logit, ``B x [1]``."""
@@ -168,32 +146,3 @@ def _single_logits(logits: Tensor) -> Sequence[Tensor]:
 def _first_windows(features: Sequence[Feature]) -> list[Feature]:
     """Returns one feature for each row, because the logits of a row are one tensor now."""
     return [features[windows[0]] for windows in windows_by_row(features)]
-
-
-def _report(
-    output: Classes | LabelSet,
-    pairs: Sequence[tuple[Row, ClassPrediction]] | Sequence[tuple[Row, LabelSetPrediction]],
-    texts: Sequence[str],
-) -> ReportSections:
-    """Reports the most probable label of each row as a choice, because the model has no classes of its own."""
-    results = []
-    for row, prediction in pairs:
-        label = row[output.column.name]
-        result = RowResult(
-            row=row,
-            label=label,
-            prediction=prediction.label,
-            score=prediction.score,
-            is_correct=label == prediction.label,
-        )
-        results.append(result)
-    correct = [result.is_correct for result in results]
-    return ReportSections(
-        measure=accuracy_measure(correct),
-        unit="rows",
-        headline=("accuracy",),
-        results=tuple(results),
-        labels=output.labels,
-        calibration=calibration([result.score for result in results], correct),
-        examples=mistakes(results, texts),
-    )

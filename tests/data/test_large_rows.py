@@ -217,6 +217,18 @@ def test_a_parquet_file_of_repeated_texts_is_read_in_small_batches(
     assert 0 < POOL.max_memory() < 200 * 2**20
 
 
+def test_a_parquet_file_of_different_texts_is_read_in_large_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The longest text of its dictionary says how many rows fit into a batch. Small batches would take much longer."""
+    monkeypatch.undo()
+    path = tmp_path / "rows.parquet"
+    table = pyarrow.table({"text": [f"{'b' * 300}{number}" for number in range(2500)]})
+    parquet.write_table(table, path, compression="none")
+    with FORMATS["parquet"].open(path, ReadOptions()) as opened:
+        assert [len(batch) for batch in opened.batches] == [1000, 1000, 500]
+
+
 def test_a_frame_of_repeated_texts_is_read_row_by_row() -> None:
     batches = arrow_batches(pyarrow.table({"text": repeated("b" * 100)})).batches
     assert [list(batch.lines) for batch in batches] == [[line] for line in range(1, 301)]

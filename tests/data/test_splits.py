@@ -169,6 +169,15 @@ def test_rare_labels_of_sets_stay_in_training(folder: Path) -> None:
         assert any(row["labels"] == [] for row in splits.validation[""])
 
 
+def test_each_line_of_a_text_file_is_a_training_row_if_a_teacher_labels_it(folder: Path) -> None:
+    """The lines of a document are one row only in a corpus."""
+    (folder / "texts.txt").write_text("a b\nc d\ne f\n")
+    write(folder / "dev.csv", "a,x", "b,y")
+    spec = DataSpec(train="texts.txt", validation="dev.csv")
+    splits = load_splits(spec, columns=COLUMNS, seed=1, cache_dir=folder / "cache", unlabelled=True)
+    assert [row["text"] for row in splits.train] == ["a b", "c d", "e f"]
+
+
 @pytest.fixture
 def hub(folder: Path) -> Path:
     """A data set with two configs, laid out as on the hub; `load_dataset` takes its path for a name."""
@@ -181,8 +190,10 @@ def hub(folder: Path) -> Path:
         path = root / "sst2" / f"{name}.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)
         Dataset.from_dict(rows, features=features).to_parquet(path)
-    words = {"tokens": [["a", "b"], []], "ner_tags": [[1, 0], []], "id": [1, 2]}
-    kinds = {"tokens": List(Value("string")), "ner_tags": List(ClassLabel(names=["O", "B-X"])), "id": Value("int32")}
+    words = {"tokens": [["a", "b"], []], "ner_tags": [[1, 0], []], "upos": [["DET", "NOUN"], []], "id": [1, 2]}
+    texts = List(Value("string"))
+    names = List(ClassLabel(names=["O", "B-X"]))
+    kinds = {"tokens": texts, "ner_tags": names, "upos": texts, "id": Value("int32")}
     (root / "ner").mkdir()
     Dataset.from_dict(words, features=Features(kinds)).to_parquet(root / "ner/train.parquet")
     hidden = {**words, "ner_tags": [[-1, -1], [-1]], "tokens": [["a", "b"], ["c"]]}
@@ -231,14 +242,15 @@ def test_hidden_labels_are_no_labels(folder: Path, hub: Path) -> None:
 
 
 def test_tags_from_the_hub(folder: Path, hub: Path) -> None:
-    def read(split: str, *, require_labels: bool = True) -> list[dict[str, Any]]:
-        source, reading = HubSplit(dataset=str(hub), config="ner", split=split), ReadOptions(format="conll")
+    def read(split: str, *, format: str = "conll", require_labels: bool = True) -> list[dict[str, Any]]:
+        source, reading = HubSplit(dataset=str(hub), config="ner", split=split), ReadOptions(format=format)
         return list(read_rows(source, TAGGED, reading, require_labels=require_labels, cache_dir=folder))
 
     assert read("train") == [
         {"words": ["a", "b"], "tags": ["B-X", "O"], "line": 1},
         {"words": [], "tags": [], "line": 2},
     ]
+    assert [row["tags"] for row in read("train", format="conllu")] == [["DET", "NOUN"], []]
     assert read("test", require_labels=False) == [{"words": ["a", "b"], "line": 1}, {"words": ["c"], "line": 2}]
     with pytest.raises(RowIssues, match="missing tags in column 'ner_tags'"):
         read("test")

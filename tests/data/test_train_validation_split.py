@@ -189,3 +189,14 @@ def test_a_sentence_of_many_documents_does_not_link_them() -> None:
     )
     assert len({row["document"] for row in validation} & {"0", "1"}) in (0, 2)
     assert len(validation) == pytest.approx(32, abs=6)
+
+
+def test_documents_that_share_a_sentence_stay_together_beside_a_larger_document() -> None:
+    """Only what links documents counts against their links, not the size of one document."""
+    rows = [{"words": [str(n)], "tags": ["O"], "document": "large"} for n in range(30)]
+    for document in range(10):
+        words = [f"own {document} {n}" for n in range(6)] + [f"of two {document // 2}"]
+        rows += [{"words": [word], "tags": ["O"], "document": str(document)} for word in words]
+    sides = train_validation_split(read(rows, TAGGED, require_labels=False), TAGGED, 0.2, 1)
+    train, validation = ({row["words"][0] for row in side} for side in sides)
+    assert train & validation == set()

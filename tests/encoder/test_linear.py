@@ -75,9 +75,10 @@ def test_inputs_may_have_any_number_of_dimensions_and_any_strides(onednn: None) 
     weight, bias = torch.randn(6, 8), torch.randn(6)
     for x in (torch.randn(2, 3, 8), torch.randn(8), torch.randn(8, 5).t(), torch.randn(10, 8)[::2], torch.empty(0, 8)):
         assert torch.allclose(linear(x, weight, bias), F.linear(x, weight, bias), atol=1e-5)
-    x = torch.randn(4, 8, requires_grad=True)
-    (gradient,) = torch.autograd.grad(linear(x, weight, bias).sum(), x)  # its gradient is an expanded scalar
-    assert torch.allclose(gradient, weight.sum(0).expand(4, 8), atol=1e-5)
+    for shape in ((4, 8), (8,)):
+        x = torch.randn(shape, requires_grad=True)
+        (gradient,) = torch.autograd.grad(linear(x, weight, bias).sum(), x)  # its gradient is an expanded scalar
+        assert torch.allclose(gradient, weight.sum(0).expand(shape), atol=1e-5)
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)

@@ -3,8 +3,9 @@
 import csv
 import json
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from scipy.stats import pearsonr
@@ -12,9 +13,12 @@ from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 from transformers import PreTrainedTokenizerBase
 
 from bert_tasks import WriteOptions, predict_file
+from bert_tasks.data.columns import Row
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.inference import evaluate, evaluation, predict
 from bert_tasks.model.task_model import TaskModel
+from bert_tasks.outputs.classes import Classes, ClassPrediction
+from bert_tasks.outputs.files import FileFormat
 from bert_tasks.outputs.prediction import Prediction
 from bert_tasks.tasks import SequenceClassification, Task
 from support.small_checkpoints import save_checkpoint
@@ -172,6 +176,21 @@ class TestPredict:
         with pytest.raises(DataError, match=r"rows:9: .* in column 'text'"):
             predict_file(single, rows, tmp_path / "answers.csv")
         assert list(tmp_path.iterdir()) == []
+
+    def test_an_output_of_ones_own_may_have_a_format_of_its_own(self, base: Path, tmp_path: Path) -> None:
+        def lines(output: Classes, form: str, predictions: Sequence[ClassPrediction], rows: Sequence[Row]) -> Any:
+            return {"": "".join(f"{prediction.label}\n" for prediction in predictions)}
+
+        class ListedClasses(Classes):
+            files: ClassVar[Mapping[str, FileFormat]] = {".labels": FileFormat(render=lines)}
+
+        class Listed(SequenceClassification):
+            outputs = (ListedClasses,)
+
+        model = TaskModel.from_pretrained(base, task=Listed.of(labels=LABELS, max_length=40))
+        result = predict_file(model, list(ROWS), tmp_path / "answers.labels")
+        assert result.notes == ()
+        assert (tmp_path / "answers.labels").read_text().split() == [answer.label for answer in model.predict(ROWS)]
 
     def test_no_rows(self, single: TaskModel, tmp_path: Path) -> None:
         for suffix in (".jsonl", ".csv", ".tsv"):

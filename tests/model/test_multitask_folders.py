@@ -239,6 +239,12 @@ def test_a_list_that_is_not_named_as_the_text_is_rejected(words_run: Path) -> No
         model.predict({"text": ["fly", "to"]})
 
 
+def test_rows_may_have_the_input_of_one_task_only(run: Path) -> None:
+    for row, names in (({"words": ["eat", "soup"]}, ["slots"]), ({"text": "eat soup"}, ["intent", "slots"])):
+        (prediction,) = predict(run, [row])
+        assert list(prediction) == names
+
+
 def test_two_texts_are_no_row_of_these_tasks(run: Path) -> None:
     with pytest.raises(DataError, match="expected a mapping"):
         predict(run, [("fly", "to")])

@@ -84,6 +84,12 @@ def test_thresholds_survive(folder: Path, tmp_path: Path) -> None:
     assert AutoConfig.from_pretrained(tmp_path / "saved").problem_type == "multi_label_classification"
 
 
+def test_the_problem_type_of_a_former_task_is_forgotten(folder: Path, tmp_path: Path) -> None:
+    albert(folder, problem_type="regression").save_pretrained(tmp_path / "scores")
+    TaskModel.from_pretrained(tmp_path / "scores", task="span-extraction").save_pretrained(tmp_path / "answers")
+    assert AutoConfig.from_pretrained(tmp_path / "answers").problem_type is None
+
+
 @pytest.mark.parametrize("order", slow_except([*permutations(LABELS)], ("sad", "calm", "glad")))  # not its own inverse
 def test_what_belongs_to_a_label_follows_it(order: tuple[str, ...], folder: Path, tmp_path: Path) -> None:
     task = SequenceClassification.of(

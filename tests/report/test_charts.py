@@ -79,3 +79,4 @@ def test_every_scale_holds_its_values_and_has_few_ticks_with_different_names(val
     assert shown == pytest.approx(axis.ticks, rel=0.02, abs=1e-9)
     if scale == "whole":
         assert all(tick == round(tick) for tick in axis.ticks)
+        assert not any("." in name for name in named)

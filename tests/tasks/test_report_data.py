@@ -28,6 +28,19 @@ def test_two_models_agree_on_a_mask_if_their_best_tokens_are_the_same() -> None:
     assert output.agreements([prediction(1, 2), prediction(1, 3)], others) == [True, False]
 
 
+def test_a_wrong_tag_is_marked_beside_its_label() -> None:
+    words = ("a", "b")
+    prediction = TokenPrediction(words=words, tags=("noun", "noun"), scores=(0.9, 0.9), entities=())
+    task = TokenClassification.of(labels=("noun", "verb"))
+    sections = task.output.report([prediction], [{"words": [*words], "tags": ["noun", "verb"]}], task.texts)
+    assert sections is not None
+    assert sections.examples is not None
+    (example,) = sections.examples.items
+    label, predicted = (segments[-1] for _, segments in example.sides)
+    assert (label.text, label.label, label.prediction) == ("b", "verb", "")
+    assert (predicted.text, predicted.label, predicted.prediction) == ("b", "", "noun")
+
+
 @pytest.mark.parametrize("edge", ["start", "end"])
 @pytest.mark.parametrize("shift", range(-3, 4))
 def test_an_excerpt_of_a_sentence_marks_the_entities_that_reach_into_it(edge: str, shift: int) -> None:

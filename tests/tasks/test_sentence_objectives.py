@@ -98,6 +98,19 @@ def test_the_loss_is_that_of_transformers(folders: dict[str, Path], family: str,
     assert labels == {0.0, 1.0}
 
 
+def test_the_perplexity_is_that_of_the_masked_tokens_beside_their_pairs(folders: dict[str, Path]) -> None:
+    model = TaskModel.from_pretrained(folders["albert"], task=task_of("sop")).double().eval()
+    features, output = prepared(model), model.task.output
+    batch = collate(features, position_offset=model.config.position_offset)
+    with torch.no_grad():
+        logits = model(batch)
+        masked, _ = output.loss(logits, batch)
+        compact = output.compact(logits.split(batch.layout.gather_counts), features)
+    predictions = output.decode(compact, features, ROWS, model.require_tokenizer())
+    expected = math.exp(masked.total / masked.count)
+    assert output.metrics(predictions, ROWS)["perplexity"] == pytest.approx(expected, rel=1e-9)
+
+
 @pytest.mark.slow
 def test_a_model_with_pairs_trains_is_evaluated_saved_and_predicts(folders: dict[str, Path], tmp_path: Path) -> None:
     model = TaskModel.from_pretrained(folders["albert"], task=task_of("sop"))

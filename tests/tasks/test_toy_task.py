@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -229,6 +229,12 @@ def test_trains_through_the_command_line(
         served.program.send(signal.SIGTERM)
         ended = served.program.wait()
     assert (ended.code, ended.err) == (0, "")
+
+
+def test_models_agree_on_an_answer_if_all_but_its_numbers_is_equal() -> None:
+    answer = WordNumbers(words=("a", "b"), numbers=(0.5, 1.0))
+    others = [replace(answer, numbers=(0.25, 1.0)), replace(answer, words=("a", "c"))]
+    assert WordRegression.of().output.agreements([answer, answer], others) == [True, False]
 
 
 def test_a_folder_alone_runs_no_code(

@@ -201,6 +201,19 @@ def test_which_evaluation_is_the_best(checkpoint, tmp_path, monkeypatch, values,
     assert summary["stopped_early"] is ("early_stopping_patience" in options)
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"early_stopping_patience": 2}, "stopped early without a better model in 2 evaluations"),
+        ({"callback": lambda record: record.get("epoch") == 3}, "the callback asked to stop"),
+    ],
+)
+def test_a_run_that_ends_before_its_last_step_says_why(checkpoint, tmp_path, monkeypatch, capsys, options, said):
+    scripted(monkeypatch, [0.2, 0.5, 0.4, 0.3])
+    short_fit(load_model(checkpoint), tmp_path, epochs=6, progress=True, **options)
+    assert said in capsys.readouterr().err
+
+
 # When and on what to evaluate
 
 

@@ -196,6 +196,24 @@ class TestTensorBoard:
         assert first[("train/loss", 10)] != second[("train/loss", 10)]
 
 
+@pytest.mark.parametrize(("folder", "name"), [("tides", "tides"), ("tides/seed-3", "tides-seed-3")])
+def test_a_run_is_called_like_its_folder(
+    folder: str, name: str, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The name "seed-3" alone would not say what was trained."""
+    names: list[str] = []
+
+    class Recorder(TensorBoardTracker):
+        def __init__(self, *, name: str, run_name: str, **options: Any) -> None:
+            names.append(name)
+            super().__init__(run_name, tmp_path)
+
+    monkeypatch.setattr(progress, "get_available_trackers", lambda: ["wandb"])
+    monkeypatch.setitem(progress.LOGGER_TYPE_TO_CLASS, "wandb", Recorder)
+    run(checkpoint, tmp_path / folder, "wandb", epochs=1)
+    assert names == [name]
+
+
 def installed(name: str) -> None:
     if name not in map(str, accelerate.tracking.get_available_trackers()):
         pytest.skip(f"{name} is not installed: pip install '.[tracking]'")
