@@ -41,7 +41,7 @@ def conll2003(data: Path) -> tuple[dict[str, Any], Rows, Rows, Rows]:
     """Returns the same for CoNLL-2003."""
     train, test = sentences(data / "conll2003" / "train.txt"), sentences(data / "conll2003" / "test.txt")
     labels = sorted({tag for row in train for tag in row["tags"]}, key=lambda tag: (tag != "O", tag))
-    compared = [{"tokens": row["tokens"]} for row in test[:COMPARED_ROWS]]
+    compared = [{"words": row["words"]} for row in test[:COMPARED_ROWS]]
     return {"task": "token-classification", "labels": labels}, train, compared, test
 
 
@@ -49,9 +49,9 @@ def sentences(path: Path) -> list[dict[str, list[str]]]:
     """Reads the words and the tags of a file of CoNLL-2003."""
     rows = []
     for block in path.read_text(encoding="utf-8").split("\n\n"):
-        words = [line.split(" ") for line in block.splitlines() if line and not line.startswith("-DOCSTART-")]
+        words = [line.split() for line in block.splitlines() if line and not line.startswith("-DOCSTART-")]
         if words:
-            rows.append({"tokens": [word[0] for word in words], "tags": [word[-1] for word in words]})
+            rows.append({"words": [word[0] for word in words], "tags": [word[-1] for word in words]})
     return rows
 
 
