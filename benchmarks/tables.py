@@ -143,10 +143,6 @@ def pre_training(result: Result) -> list[str]:
     return table(["program", "tokens/s", "speed-up", "memory"], *rows)
 
 
-# Measured when int8 still was a graph in onnxruntime, which `predict` no longer runs.
-OUTDATED = ("bert_tasks int8",)
-
-
 def prediction(result: Result, embedding: Result) -> list[str]:
     precisions, ours = ("", " bf16", " int8"), "bert_tasks"
     names = [name for name in result["sides"] if not name.endswith((*precisions[1:], " graph"))]
@@ -156,9 +152,7 @@ def prediction(result: Result, embedding: Result) -> list[str]:
         for precision in precisions:
             side, baseline = result["sides"].get(name + precision), result["seconds"].get(ours + precision)
             times = result["seconds"].get(name + precision)
-            if ours + precision in OUTDATED:
-                baseline = None
-            if side is None or name + precision in OUTDATED:
+            if side is None:
                 cells.append("")
                 continue
             cell = number(side["rows_per_second"][1])
@@ -166,11 +160,8 @@ def prediction(result: Result, embedding: Result) -> list[str]:
                 cell += f" ({number(ratio(times, baseline))})"
             cells.append(cell)
         rows.append(cells)
-    changed = []
-    for precision in precisions[1:]:
-        side = result["sides"].get(ours + precision)
-        is_known = side is not None and ours + precision not in OUTDATED
-        changed.append(f"{number(100 * (1 - side['equal_labels']))}%" if is_known else "")
+    sides = [result["sides"].get(ours + precision) for precision in precisions[1:]]
+    changed = ["" if side is None else f"{number(100 * (1 - side['equal_labels']))}%" for side in sides]
     rows.append(["changed labels", "", *changed])
     factors = [number(embedding["sides"][name]["ours_is"]) for name in EMBEDDING]
     sentence = (
