@@ -35,7 +35,6 @@ from bert_tasks.cli.options import (
     Revision,
     RowsOutput,
     Texts,
-    device_option,
     model_option,
     model_options,
     output_option,
@@ -206,9 +205,7 @@ def embed(
         str | None, typer.Option(metavar="TEXT", help="Text before each text. Default: the model's.")
     ] = None,
     quiet: Quiet = False,
-    dtype: Annotated[
-        Literal["float32", "bf16"], device_option(help="Number format of the matrix products.")
-    ] = "float32",
+    dtype: Precision = "float32",
     revision: Revision = None,
     dist_timeout: ProcessTimeout = None,
 ) -> None:

@@ -165,7 +165,7 @@ def test_a_server_and_batches_of_other_engines(quantized: Path) -> None:
 
 
 @needs_int8
-def test_the_command(quantized: Path, tmp_path: Path) -> None:
+def test_the_commands(quantized: Path, tmp_path: Path) -> None:
     folder = copied(quantized, tmp_path / "model")
     without_file(folder)
     table = tmp_path / "rows.tsv"
@@ -175,6 +175,12 @@ def test_the_command(quantized: Path, tmp_path: Path) -> None:
     content = json.loads(result.stdout)
     assert content == {"file": str(folder / ACTIVATION_RANGES), "rows": 8, "kept": 1.0, "predictions": 8}
     assert (folder / ACTIVATION_RANGES).read_bytes() == (quantized / ACTIVATION_RANGES).read_bytes()
+    for command in ("predict", "embed"):
+        output = tmp_path / f"{command}.jsonl"
+        options = ["--column", "text=review", "--dtype", "int8", "--output", str(output)]
+        result = CliRunner().invoke(app, [command, str(folder), str(table), *options])
+        assert result.exit_code == 0, result.output
+        assert len(output.read_text().splitlines()) == 16
 
 
 # The file
