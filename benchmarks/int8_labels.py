@@ -62,7 +62,10 @@ def labels_of(predictions: Sequence[Any]) -> list[str]:
     """Returns the labels of sentences, or of all of their words."""
     labels: list[str] = []
     for prediction in predictions:
-        labels += getattr(prediction, "tags", None) or [prediction.label]
+        if hasattr(prediction, "tags"):
+            labels += prediction.tags
+        else:
+            labels.append(prediction.label)
     return labels
 
 

@@ -111,13 +111,13 @@ def range_shapes(encoder: TransformerEncoder) -> dict[str, tuple[int, ...]]:
 
 
 def int8_encoder(encoder: TransformerEncoder, ranges: Mapping[str, Tensor]) -> TransformerEncoder:
-    """Returns a copy in evaluation mode whose linear layers are in int8. It shares the other weights.
+    """Returns a copy in evaluation mode whose linear layers are in int8.
+
+    The copy shares the other weights. A forward pass raises NotFiniteScoresError for states that are not finite.
 
     Args:
         encoder: An encoder in float32 on the CPU.
         ranges: The result of ``record_ranges``.
-
-    The encoder raises NotFiniteScoresError in place of results that are not finite.
     """
     # ``deepcopy`` takes the parameters that it finds here instead of copying them.
     shared: dict[int, Any] = {id(parameter): parameter for parameter in encoder.parameters()}
@@ -219,7 +219,11 @@ class Int8Linear(nn.Module):
 
     def parts(self, inputs: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
         """See ``Linear.parts``. All outputs are computed, because the packed weight cannot be divided."""
-        return [self(rows).split(list(sizes), -1)[part] for part, rows in enumerate(inputs)]
+        parts = []
+        for number, rows in enumerate(inputs):
+            outputs = self(rows).split(list(sizes), -1)
+            parts.append(outputs[number])
+        return parts
 
 
 class Int8FeedForward(nn.Module):
@@ -251,9 +255,11 @@ class Int8FeedForward(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         """Computes ``[N, H] -> [N, H]``, both float32."""
-        inner = self._first.product.gelu(self._first.codes(rows), **self._to_codes)  # [N, I] uint8
+        codes = self._first.codes(rows)
+        inner = self._first.product.gelu(codes, **self._to_codes)  # [N, I] uint8
         wide = gelu_linear_on_cpu(rows, self._wide_weight, self._wide_bias, self._form)  # [N, K] float32
-        return self._second.plus(inner, linear(wide, self._second_wide_weight, None))
+        of_wide = linear(wide, self._second_wide_weight, None)  # [N, H]
+        return self._second.plus(inner, of_wide)
 
 
 def _bias(layer: Linear) -> Tensor:

@@ -31,7 +31,7 @@ from bert_tasks.data.reading import valid_rows
 from bert_tasks.encoder.heads import HiddenStatesHead, PretrainingOutput, VocabularyOutput
 from bert_tasks.environment import check_libraries
 from bert_tasks.errors import CheckpointError, DataError, UsageError, argument
-from bert_tasks.export.graph import LIBRARIES, OPSET, check_int8, exported_graph, quantized_graph
+from bert_tasks.export.graph import LIBRARIES, OPSET, check_int8_graph, exported_graph, quantized_graph
 from bert_tasks.model.encoder import Encoder
 from bert_tasks.model.exported import GRAPHS, RECORD, GraphModel, input_names, names_other_file, output_names
 from bert_tasks.model.inputs import Data, load_table, load_trained, reading_for_prediction
@@ -292,7 +292,7 @@ def _verified_graph(model: AnyModel, rows: Sequence[Row], *, int8: bool) -> tupl
     expected: dict[str, list[Prediction]] = {}
     if int8:
         expected = predictions_by_head(model, rows)
-        check_int8(model)
+        check_int8_graph(model)
         try:
             # A model agrees with itself in all decisions. If there is none, the comparison below would say nothing.
             if not agreements(model, expected, expected):

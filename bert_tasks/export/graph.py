@@ -104,7 +104,7 @@ def exported_graph(model: AnyModel) -> "onnx.ModelProto":
     return graph
 
 
-def check_int8(model: AnyModel) -> None:
+def check_int8_graph(model: AnyModel) -> None:
     """Raises UsageError if the head multiplies with a table over the vocabulary."""
     if model.head.reads_embeddings:
         raise UsageError(

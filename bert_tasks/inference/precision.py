@@ -53,11 +53,11 @@ def logits_of(model: AnyModel, dtype: DType) -> ForwardFn:
     check_dtype(dtype)
     if dtype == "float32":
         return model
-    if model.no_weights_reason:
-        raise UsageError(f"it cannot be converted, because {model.no_weights_reason}")
     if dtype == "int8":
         check_int8(model)
         return int8_logits(model, _stored_ranges(model))
+    if model.no_weights_reason:
+        raise UsageError(f"it cannot be converted, because {model.no_weights_reason}")
     if model.device.type == "cpu":
         slow = slow_bfloat16()
         if slow is not None:
