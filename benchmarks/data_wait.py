@@ -2,7 +2,7 @@
 
     BERT_TASKS_DATA=DIR python benchmarks/data_wait.py --json data_wait.json
 
-Features lie in a memory-mapped Arrow file, as in any run; each workload of train_throughput.py trains an epoch on one
+Features lie in a memory-mapped Arrow file, as in any run; each workload of train_throughput.py trains two epochs on one
 thread, and what counts is that thread's processor time, so that other programs on the machine do not. On a GPU the host
 prepares a step while the device works on the one before, and what matters is that its seconds a step are fewer than the
 device's: the seconds are printed too.
@@ -17,8 +17,9 @@ from typing import Any
 from unittest import mock
 
 import torch
-from train_throughput import Options, train_ours
-from train_workloads import WORKLOADS
+from train_throughput import train_ours
+from train_workloads import SHAPES, WORKLOADS, prepared
+from turns import Job
 
 from bert_tasks.data.features import Samples
 from bert_tasks.model.windows import pack_features
@@ -46,7 +47,9 @@ class Clock:
         return timed
 
 
-def measure(workload: str, options: Options) -> dict[str, Any]:
+def measure(workload: str, rows: int) -> dict[str, Any]:
+    work = prepared(workload, shape=SHAPES[0], rows=rows)
+    job: Job = {"bf16": False}
     data, stepping, backward = Clock(), Clock(), Clock()
     with (
         mock.patch.object(Samples, "features_of", data.around(Samples.features_of)),
@@ -54,7 +57,7 @@ def measure(workload: str, options: Options) -> dict[str, Any]:
         mock.patch.object(OptimizerSteps, "backward", stepping.around(OptimizerSteps.backward)),
         mock.patch.object(OptimizerSteps, "update", backward.around(OptimizerSteps.update)),
     ):
-        train_ours(options.work(workload), options)
+        train_ours(work, job)
     total = stepping.seconds + backward.seconds
     return {
         "workload": workload,
@@ -68,22 +71,12 @@ def measure(workload: str, options: Options) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workload", action="append", choices=WORKLOADS, help="default: all but SQuAD's")
-    parser.add_argument("--share", type=float, default=0.2, help="of the batches; SQuAD needs 1")
+    parser.add_argument("--rows", type=int, default=640)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    options = Options(
-        threads=1,
-        repeats=1,
-        shape="embedded",
-        bf16=False,
-        attention_dropout=True,
-        share=arguments.share,
-        clock="processor",
-    )
     default = [name for name, workload in WORKLOADS.items() if workload.format != "squad"]
-    workloads = arguments.workload if arguments.workload else default
-    figures = [measure(workload, options) for workload in workloads]
+    figures = [measure(workload, arguments.rows) for workload in arguments.workload or default]
     for row in figures:
         print(
             "{workload:<10} {steps:>4} steps  {step_ms:>9} ms a step, {data_ms} of data ({share_percent} %)".format(

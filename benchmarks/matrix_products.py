@@ -1,4 +1,4 @@
-"""The limit of a training step: its matrix products alone, recorded from a real run and repeated by themselves.
+"""The lower bound of a training step: its matrix products alone, recorded from a real run and repeated by themselves.
 
 Each product runs in the library that is faster for it, torch's own (MKL) or oneDNN. Must not know what is trained or
 how.
@@ -37,12 +37,6 @@ class Product:
     result: Layout
     dtype: torch.dtype
 
-    @property
-    def operations(self) -> int:
-        """Returns the floating-point operations, which are two for each multiply-add."""
-        inner = self.operands[-1][0][-2]
-        return 2 * torch.Size(self.result[0]).numel() * inner
-
 
 class Recorder(TorchDispatchMode):
     """Records every matrix product that torch runs inside the block, including those of the backward pass."""
@@ -73,46 +67,37 @@ def _layout(tensor: Tensor) -> Layout:
 
 
 class Products:
-    """Recorded products on operands that exist already, each in its fastest library.
+    """Recorded products on operands that exist already, each in its fastest library."""
 
-    Attributes:
-        onednn_share: of the operations, those that are faster in oneDNN.
-    """
-
-    def __init__(self, products: Sequence[Product], device: torch.device) -> None:
+    def __init__(self, products: Sequence[Product]) -> None:
         room = 0
         for product in products:
             room = max(room, *map(_extent, product.operands), _extent(product.result))
-        source = torch.randn(room, device=device) * 0.01
-        self._device = device
+        source = torch.randn(room) * 0.01
         self._sources = {dtype: source.to(dtype) for dtype in {product.dtype for product in products}}
         self._targets = {dtype: torch.empty_like(values) for dtype, values in self._sources.items()}
         fastest = {product: self._fastest(product) for product in dict.fromkeys(products)}
-        self._calls = [fastest[product][1] for product in products]
-        in_onednn = sum(product.operations for product in products if fastest[product][0] == "onednn")
-        self.onednn_share = in_onednn / sum(product.operations for product in products)
+        self._calls = [fastest[product] for product in products]
 
-    def seconds(self, clock: Callable[[], float]) -> float:
+    def seconds(self) -> float:
         """Returns how long the products take one after another."""
-        _wait(self._device)
-        started = clock()
+        started = time.perf_counter()
         for call in self._calls:
             call()
-        _wait(self._device)
-        return clock() - started
+        return time.perf_counter() - started
 
-    def _fastest(self, product: Product) -> tuple[str, Call]:
-        """Returns the name of the faster library, and a call of its product."""
+    def _fastest(self, product: Product) -> Call:
+        """Returns a call of the product in the library that computes it faster."""
         operands = [self._sources[product.dtype].as_strided(*layout) for layout in product.operands]
         result = self._targets[product.dtype].as_strided(*product.result)
-        calls: dict[str, Call] = {"torch": partial(product.function, *operands, out=result, **dict(product.factors))}
-        if product.function in (torch.mm, torch.addmm) and self._device.type == "cpu":
+        calls: list[Call] = [partial(product.function, *operands, out=result, **dict(product.factors))]
+        if product.function in (torch.mm, torch.addmm):
             *bias, rows, weight = operands
             added = bias[0] if bias else None
             with suppress(AttributeError):  # another version of torch
                 in_onednn = torch.ops.mkldnn._linear_pointwise
-                calls["onednn"] = partial(in_onednn, rows, weight.t(), added, "none", [], None)
-        return min(calls.items(), key=lambda named: _seconds_of(named[1]))
+                calls.append(partial(in_onednn, rows, weight.t(), added, "none", [], None))
+        return min(calls, key=_seconds_of)
 
 
 def _seconds_of(call: Call) -> float:
@@ -123,11 +108,6 @@ def _seconds_of(call: Call) -> float:
         call()
         times.append(time.process_time() - started)
     return min(times)
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _extent(layout: Layout) -> int:

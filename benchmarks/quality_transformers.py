@@ -219,7 +219,6 @@ def _trained(job: Job, model: Any, dataset: Dataset, collator: Any) -> tuple[Tra
             warmup_steps=0.1,  # below 1: a ratio
             weight_decay=0.01,
             max_grad_norm=1.0,
-            train_sampling_strategy="group_by_length",
             seed=job.seed,
             use_cpu=True,
             save_strategy="no",
@@ -231,7 +230,6 @@ def _trained(job: Job, model: Any, dataset: Dataset, collator: Any) -> tuple[Tra
         started = time.perf_counter()
         trainer.train()
         seconds = time.perf_counter() - started
-    arguments.train_sampling_strategy = "random"  # else predict, too, groups by length: out of the rows' order
     return trainer, seconds
 
 

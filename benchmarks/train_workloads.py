@@ -5,18 +5,15 @@ training differs. Must not know either training loop.
 """
 
 import atexit
-import json
 import os
 import shutil
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
-import torch
 from datasets import Dataset
 
 from bert_tasks import TaskModel
@@ -52,32 +49,24 @@ WORKLOADS = {
         task="pair-classification",
         file="glue/STS-B/train.tsv",
         format="glue/stsb",
-        rows=1600,
+        rows=3200,
         settings={"problem_type": "regression"},
     ),
-    "rte": Workload(task="pair-classification", file="glue/RTE/train.tsv", format="glue/rte", rows=800),
     "conll2003": Workload(
         task="token-classification",
         file="conll2003/train.txt",
         format="conll",
-        rows=1600,
+        rows=3200,
         max_length=256,
     ),
     "squad": Workload(
         task="span-extraction",
         file="squad/dev-v2.0.part.json",
         format="squad",
-        rows=160,
+        rows=3200,
         max_length=384,
         batch_size=16,
         settings={"doc_stride": 128, "version_2_with_negative": True},
-    ),
-    "squad128": Workload(
-        task="span-extraction",
-        file="squad/dev-v2.0.part.json",
-        format="squad",
-        rows=320,
-        settings={"doc_stride": 32, "version_2_with_negative": True},
     ),
 }
 
@@ -95,10 +84,6 @@ class Predictor:
     @property
     def tokens(self) -> int:
         return sum(len(feature["input_ids"]) for feature in self.features)
-
-    def first(self, rows: int) -> Self:
-        features = [feature for feature in self.features if feature["row"] < rows]
-        return replace(self, rows=self.rows[:rows], features=features)
 
     def model(self) -> TaskModel:
         """Returns a new model of ours: the published encoder with a new head."""
@@ -137,60 +122,32 @@ def _model(workload: Workload, weights: Path, labels: Sequence[str]) -> TaskMode
     )
 
 
-def _weights(folder: Path, shape: str, *, attention_dropout: bool) -> Path:
+def _weights(folder: Path, shape: str) -> Path:
     """Makes a folder with the published weights, or with random ones of the shape of BERT-base."""
     shutil.copytree(resolve(WEIGHTS, revision=None), folder, dirs_exist_ok=True)
     if shape == "bert-base":
         from transformers import BertConfig, BertModel
 
         BertModel(BertConfig()).save_pretrained(folder)
-    if not attention_dropout:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        config["attention_probs_dropout_prob"] = 0.0
-        (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return folder
 
 
-@cache
-def prepared(name: str, *, shape: str, attention_dropout: bool, share: float) -> Predictor:
-    """Reads the rows and features of a workload, once in each process. A share below 1 has the Trainer's order."""
+def prepared(name: str, *, shape: str, rows: int | None) -> Predictor:
+    """Reads a workload, and draws ``rows`` of its rows (None: as many as the workload has)."""
     workload = WORKLOADS[name]
     holder = tempfile.TemporaryDirectory()
     atexit.register(holder.cleanup)
-    weights = _weights(Path(holder.name), shape, attention_dropout=attention_dropout)
+    weights = _weights(Path(holder.name), shape)
     task = TASKS[workload.task].of(max_length=workload.max_length, **workload.settings)
     path = Path(os.environ["BERT_TASKS_DATA"]) / workload.file
     table = load_table(path, task.columns, reading=ReadOptions(format=workload.format))
     labels = infer_labels(table, task.columns)
-    indices = np.random.default_rng(0).permutation(len(table))[: workload.rows]
-    rows: Sequence[Row] = [table[int(i)] for i in sorted(indices)]
+    count = workload.rows if rows is None else rows
+    indices = np.random.default_rng(0).permutation(len(table))[:count]
+    drawn: Sequence[Row] = [table[int(i)] for i in sorted(indices)]
     model = _model(workload, weights, labels)
-    features = model.task.features(rows, model.require_tokenizer())
-    if share < 1:
-        rows = _share_of_batches(rows, [len(feature["input_ids"]) for feature in features], workload.batch_size, share)
-        features = model.task.features(rows, model.require_tokenizer())
-    return Predictor(workload=workload, weights=weights, labels=labels, rows=rows, features=features)
-
-
-def _share_of_batches(rows: Sequence[Row], lengths: Sequence[int], batch_size: int, share: float) -> list[Row]:
-    """Returns the rows of some of the batches that the Trainer makes of all rows, batch after batch.
-
-    The Trainer groups the lengths of at most a quarter of the rows. So batches of a share of the rows would have more
-    padding than batches of all rows.
-    """
-    from transformers.trainer_pt_utils import get_length_grouped_indices
-
-    if len(lengths) != len(rows):
-        raise SystemExit("--share needs texts of one window. Use --share 1")
-    generator = torch.Generator().manual_seed(0)
-    grouped: Any = get_length_grouped_indices  # it has no annotations
-    order = grouped(lengths, batch_size, generator=generator)
-    step = round(1 / share)
-    starts = range(batch_size * (step // 2), len(order), batch_size * step)  # not always the longest of a group
-    chosen: list[Row] = []
-    for start in starts:
-        chosen += [rows[index] for index in order[start : start + batch_size]]
-    return chosen
+    features = model.task.features(drawn, model.require_tokenizer())
+    return Predictor(workload=workload, weights=weights, labels=labels, rows=drawn, features=features)
 
 
 def trainer_dataset(work: Predictor) -> Dataset:
