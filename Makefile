@@ -26,7 +26,7 @@ CAMPAIGN := env PYTHONPATH=tests:campaigns PYTHONSAFEPATH=1 OMP_NUM_THREADS=1 HF
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help quickstart test test-slow durations gpu engines faults fuzz mutants soak docs lint clean
+.PHONY: help quickstart test test-slow durations gpu engines faults fuzz mutants soak docs site lint clean
 
 help:  ## print this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)$$/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -65,8 +65,11 @@ soak: $(DEPENDENCIES)dev $(PACKAGE)  ## good and bad clients on a server, then r
 	$(CAMPAIGN) serve_soak "$(MODEL)"
 	$(CAMPAIGN) rolling_restart "$(MODEL)"
 
-docs: $(DEPENDENCIES)dev $(PACKAGE)  ## write reference and schema from docstrings, options and recipe keys
+docs: $(DEPENDENCIES)dev $(PACKAGE)  ## write the reference of commands and recipe keys, and the schema
 	env -u PYTHONPATH HF_HUB_OFFLINE=1 "$(BIN)/python" docs/generate_reference.py
+
+site: $(DEPENDENCIES)docs $(PACKAGE)  ## build the documents as a site in build/site
+	env NO_MKDOCS_2_WARNING=1 "$(BIN)/mkdocs" build --strict
 
 lint: $(DEPENDENCIES)dev  ## ruff (rules and format) and mypy --strict
 	"$(BIN)/ruff" check .

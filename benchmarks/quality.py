@@ -83,6 +83,8 @@ def run_one(side: str, task: str, seed: int, options: Options) -> None:
     """Runs one side of one comparison and appends its line to the results file."""
     outcome = _run_side(side, COMPARISONS[task], seed, options)
     line: dict[str, Any] = {"side": side, "task": task, "seed": seed, "metrics": outcome.metrics}
+    if side == "transformers":
+        line["batches"] = "random"  # until 2026-11-30 the Trainer had length-grouped batches
     line |= {"train_seconds": round(outcome.train_seconds, 1), "threads": options.threads}
     processes = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)  # bert_tasks runs in a child
     line |= {"peak_mib": round(max(resource.getrusage(who).ru_maxrss for who in processes) / 1024)}

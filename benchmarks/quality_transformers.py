@@ -1,4 +1,6 @@
-"""The transformers side of quality.py: Trainer at its best setting (batches of like lengths), one runner per kind.
+"""The transformers side of quality.py: Trainer with random batches, which are its default.
+
+One runner for each kind of task.
 
 Must not know the bert_tasks side. Trainer saves nothing, so the last step's weights are scored.
 """

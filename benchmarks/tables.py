@@ -1,10 +1,10 @@
-"""Writes the tables of two pages, and the README's figures and chart of speed, from the files in benchmarks/results.
+"""Writes the tables of a page, and the README's figures and chart of speed, from the files in benchmarks/results.
 
     python benchmarks/tables.py
     python benchmarks/tables.py --check   # exits with 1 if a page is not what the results say
 
 ``FILES`` names the results that the pages show. A page marks where a table begins (``<!--table:NAME-->``) and ends
-(``<!--end-->``). Speeds have two significant digits. A ratio is the median over turns. The interval of a difference of
+(``<!--end-->``). Speeds have two significant digits. A ratio is the median over runs. The interval of a difference of
 means is Welch's.
 """
 
@@ -17,31 +17,41 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ("README.md", "docs/performance.md", "docs/quality.md")
+PAGES = ("README.md", "docs/benchmarks.md")
 CHART = "docs/images/speed.svg"
 FILES = {
-    "training": (
-        "train_throughput_epyc_zen4_bert_base.json",
-        "train_throughput_epyc_zen4.json",
-    ),
-    "pre-training": ("pretrain_throughput_epyc_zen4.json",),
+    "training": ("train_throughput_epyc_zen3.json",),
     "prediction": ("predict_throughput_epyc_zen4.json", "embed_throughput_epyc_zen4.json"),
-    "memory": ("vocabulary_rows_epyc_zen4.json", "long_inputs_epyc_zen4.json"),
     "accumulation": ("accumulation.json",),
-    "gpu": ("gpu_h100.json",),
-    "quality": ("quality.jsonl", "quality_rounded.jsonl", "quality_pretraining.json"),
+    "quality": ("quality.jsonl", "quality_rounded.jsonl"),
     "distillation": ("quality_distillation.jsonl",),
 }
-FILES["quality"] += FILES["pre-training"]
-FILES["speed"] = (FILES["training"][0], FILES["prediction"][0], *FILES["gpu"], "gpu_h100_short_epochs.json")
+FILES["speed"] = (FILES["training"][0], FILES["prediction"][0])
 WITHOUT_CAPTION = ("speed", "accumulation")
-GENERATIONS = {"family 25, model 17": "Zen 4", "family 26, model 2": "Zen 5"}  # of processors with the same name
-DATA = {"stsb": "STS-B", "rte": "RTE", "sst2": "SST-2", "conll2003": "CoNLL-2003", "squad": "SQuAD"}
-MODELS = {"embedded": "MiniLM", "bert-base": "BERT-base"}
-PRE_TRAINING = {"sparse": "Trainer, masked tokens only", "grouped": "Trainer, run_mlm.py"}
+GENERATIONS = {
+    "family 25, model 1": "Zen 3",
+    "family 25, model 17": "Zen 4",
+    "family 26, model 2": "Zen 5",
+}  # of processors with the same name
+DATA = {"sst2": "SST-2", "stsb": "STS-B", "conll2003": "CoNLL-2003"}
+MODELS = {"embedded": "all-MiniLM-L6-v2", "bert-base": "BERT-base"}
+OURS = "ours"
+TRAINING_SIDES = {
+    OURS: "bert_tasks",
+    "grouped": "Trainer, length-grouped batches",
+    "default": "Trainer, default",
+    "compiled": "Trainer, length-grouped, `torch_compile`",
+    "routed": "Trainer, length-grouped, oneDNN",
+}
 WAYS = {"1 x 16": "1 batch of 16", "4 x 4": "4 micro-batches of 4", "2 processes x 8": "2 processes with 8 each"}
-LIBRARIES = {"pipeline()": "`pipeline()`", "openvino": "OpenVINO"}
-EMBEDDING = ("sentence-transformers", "the same, fastest batch size")
+PRECISIONS = {"": "float32", " bf16": "bfloat16", " int8": "int8"}
+PREDICTION_SIDES = {
+    "bert_tasks": "bert_tasks",
+    "pipeline()": "transformers' `pipeline()`",
+    "sorted loop": "transformers, length-sorted batches",
+    "onnxruntime": "ONNX Runtime",
+    "openvino": "OpenVINO",
+}
 QUALITY_SIDES = ("transformers", "bert_tasks")
 SCORES = {
     "SST-2, 1 epoch, accuracy": ("sst2", "accuracy"),
@@ -106,133 +116,89 @@ def caption(result: Result | Lines) -> str:
     return ", ".join([processor(result), *values])
 
 
-def training_cells(result: Result) -> dict[str, dict[str, float]]:
-    """Returns tokens/s, the speed-up and the share of the limit, if it was measured, by data set."""
-    cells: dict[str, dict[str, float]] = {}
-    for row in result["results"]:
-        seconds = row["seconds"]
-        tokens = row["tokens"] / statistics.median(seconds["ours"])
-        values = {"tokens/s": tokens, "speed-up": ratio(seconds["grouped"], seconds["ours"])}
-        if "limit" in seconds:
-            values["limit"] = ratio(seconds["limit"], seconds["ours"])
-        cells[row["workload"]] = values
-    return cells
+def times(turns: Lines, name: str = "steady") -> list[float]:
+    return [turn[name] for turn in turns]
 
 
-def training(*results: Result) -> list[str]:
-    """Returns a row for each data set, and a group of columns for each file."""
-    head, rows = ["tokens/s"], {name: [label] for name, label in DATA.items()}
-    for result in results:
-        cells = training_cells(result)
-        titles = list(next(iter(cells.values())))
-        options = result["options"]
-        head += [f"{MODELS[options['shape']]}{', bf16' if options['bf16'] else ''}", *titles[1:]]
-        for name, row in rows.items():
-            row += [number(cells[name][title]) if name in cells else "" for title in titles]
-    return table(head, *(row for row in rows.values() if any(row[1:])))
+def quartiles(values: Sequence[float]) -> str:
+    """Returns the median, and the quartiles in brackets."""
+    low, _, high = statistics.quantiles(values, n=4)
+    return f"{number(statistics.median(values))} ({number(low)} to {number(high)})"
 
 
-def pre_training(result: Result) -> list[str]:
-    rows, ours = [], result["sides"]["ours"]
-    for name, label in {"ours": "bert_tasks", **PRE_TRAINING}.items():
-        side = result["sides"][name]
-        speeds, baseline = ([run["tokens"] / seconds for seconds in run["seconds"]] for run in (side, ours))
-        factors = [ratio(baseline, speeds), ours["peak_mib"] / side["peak_mib"]]
-        factor, share = ["", ""] if side is ours else map(number, factors)
-        rows.append([label, number(statistics.median(speeds)), factor, share])
-    return table(["program", "tokens/s", "speed-up", "memory"], *rows)
+def training(result: Result) -> list[str]:
+    """Returns a row for each data set and program: the seconds of both epochs, the speed, the ratio and memory."""
+    rows = []
+    for workload, figures in result["figures"].items():
+        first = [DATA[workload]]
+        for side, label in TRAINING_SIDES.items():
+            if side not in figures:
+                continue
+            turns, ours = figures[side], figures[OURS]
+            cells = [quartiles(times(turns, "first_epoch")), quartiles(times(turns))]
+            cells.append(number(statistics.median(times(turns, "tokens_per_second"))))
+            cells.append("" if side == OURS else number(ratio(times(turns), times(ours))))
+            cells.append(number(statistics.median(times(turns, "peak_rss_mib"))))
+            rows.append([*first, label, *cells])
+            first = [""]
+    head = ["data", "program", "first epoch, s", "second epoch, s", "tokens/s", "bert_tasks is faster by", "peak MiB"]
+    return table(head, *rows)
 
 
 def prediction(result: Result, embedding: Result) -> list[str]:
-    precisions, ours = ("", " bf16", " int8"), "bert_tasks"
-    names = [name for name in result["sides"] if not name.endswith((*precisions[1:], " graph"))]
-    rows = []
-    for name in names:
-        cells = [LIBRARIES.get(name, name)]
-        for precision in precisions:
-            side, baseline = result["sides"].get(name + precision), result["seconds"].get(ours + precision)
-            times = result["seconds"].get(name + precision)
+    """Returns a row for each precision and program: rows/s, the ratio in the same precision, and equal labels."""
+    seconds, rows = result["seconds"], []
+    for suffix, precision in PRECISIONS.items():
+        ours = seconds["bert_tasks" + suffix]
+        for name, label in PREDICTION_SIDES.items():
+            side = result["sides"].get(name + suffix)
             if side is None:
-                cells.append("")
                 continue
-            cell = number(side["rows_per_second"][1])
-            if name != ours and baseline and times:
-                cell += f" ({number(ratio(times, baseline))})"
-            cells.append(cell)
-        rows.append(cells)
-    sides = [result["sides"].get(ours + precision) for precision in precisions[1:]]
-    changed = ["" if side is None else f"{number(100 * (1 - side['equal_labels']))}%" for side in sides]
-    rows.append(["changed labels", "", *changed])
-    factors = [number(embedding["sides"][name]["ours_is"]) for name in EMBEDDING]
-    sentence = (
-        f"Embeddings ({processor(embedding)}): {factors[0]} times as fast as sentence-transformers at its default "
-        f"batch size, and {factors[1]} times at its fastest."
-    )
-    return [*table(["rows/s", "float32", "bf16", "int8"], *rows), "", sentence]
-
-
-def memory(vocabulary: Result, long_text: Result) -> list[str]:
-    training = (vocabulary["figures"]["fit"], vocabulary["figures"]["trainer"], "seconds_per_step", "peak_rss_mib")
-    reading = (long_text["sides"]["bert_tasks"], long_text["sides"]["transformers"], "seconds", "mib")
-    rows = []
-    for label, (ours, theirs, time, peak) in {
-        "training, XLM-RoBERTa base's shape": training,
-        "8192 tokens, ModernBERT base's shape, above the weights": reading,
-    }.items():
-        peaks = [statistics.median(turn[peak] for turn in turns) for turns in (ours, theirs)]
-        factor = ratio([turn[time] for turn in theirs], [turn[time] for turn in ours])
-        rows.append([label, *map(number, peaks), number(peaks[0] / peaks[1]), number(factor)])
-    return table(["peak MiB", "bert_tasks", "transformers", "memory", "speed-up"], *rows)
-
-
-def gpu_cells(result: Result, workload: str) -> dict[tuple[str, str, int], tuple[Result, Result]]:
-    """Returns our side and the fastest other one by shape, lengths and batch size."""
-    sides: dict[tuple[str, str, int], dict[str, Result]] = {}
-    for row in result["results"]:
-        if row["kind"] == workload and "error" not in row and row["side"] != "ours eager":
-            sides.setdefault((row["shape"], row["lengths"], row["batch_size"]), {})[row["side"]] = row
-    return {
-        cell: (rows.pop("ours"), max(rows.values(), key=lambda row: float(row["tokens_per_second"])))
-        for cell, rows in sides.items()
-        if "ours" in rows and len(rows) > 1
-    }
-
-
-def gpu_ratios(result: Result, workload: str) -> dict[tuple[str, str, int], float]:
-    cells = gpu_cells(result, workload).items()
-    return {cell: ours["tokens_per_second"] / theirs["tokens_per_second"] for cell, (ours, theirs) in cells}
-
-
-def gpu(result: Result) -> list[str]:
-    """Returns a row for each model, with ranges over data sets and batch sizes."""
-    models: dict[str, list[tuple[float, float, float]]] = {}
-    for (model, *_), (ours, theirs) in gpu_cells(result, "training").items():
-        tokens, share = ours["tokens_per_second"], ours["reserved_gib"] / theirs["reserved_gib"]
-        models.setdefault(model, []).append((tokens / 1000, tokens / theirs["tokens_per_second"], share))
-    rows = [[model, *map(span, zip(*values, strict=True))] for model, values in models.items()]
-    reading = list(gpu_ratios(result, "prediction").values())
-    sentence = f"Prediction: {span(reading)} times a sorted loop, median {number(statistics.median(reading))}."
-    return [*table(["1000 tokens/s", "bfloat16", "speed-up", "memory"], *rows), "", sentence]
-
-
-def speed(train: Result, predict: Result, card: Result, short: Result) -> list[str]:
-    """Returns the README's sentences."""
-    ours = predict["seconds"]["bert_tasks"]
-    loop, pipeline = (number(ratio(predict["seconds"][name], ours)) for name in ("sorted loop", "pipeline()"))
-    fitting = span([cells["speed-up"] for cells in training_cells(train).values()])
-    shares = [ours["reserved_gib"] / theirs["reserved_gib"] for ours, theirs in gpu_cells(card, "training").values()]
-    fitting_gpu = list(gpu_ratios(card, "training").values())
-    larger = [share for share in shares if share > 1]
-    new_shapes = gpu_ratios(short, "training")["bert-base", "sst2", 32]
+            low, median, high = map(number, side["rows_per_second"])
+            factor = "" if name == "bert_tasks" else number(ratio(seconds[name + suffix], ours))
+            equal = f"{100 * side['equal_labels']:.1f} %"
+            rows.append([precision, label, f"{median} ({low} to {high})", factor, equal])
+    head = ["precision", "program", "rows/s", "bert_tasks is faster by", "labels equal to float32"]
+    embeddings = []
+    for name, side in embedding["sides"].items():
+        low, median, high = map(number, side["texts_per_second"])
+        factor = "" if name == "bert_tasks" else number(side["ours_is"])
+        embeddings.append([name, f"{median} ({low} to {high})", factor])
     return [
-        f"On {train['options']['threads']} threads of an {processor(train)}, BERT-base trains {fitting} times as fast",
-        "as in transformers' Trainer at its best (one run of 5 to 10 steps with random weights), and MiniLM predicts",
-        f"{loop} times as fast as a loop over sorted texts ({pipeline} times `pipeline()`).",
-        f"On an {processor(card)} (one run, random weights), models train",
-        f"{span(fitting_gpu)} times as fast after the shapes of the batches were recorded.",
-        f"In an epoch of 60 new shapes, which are recorded first, BERT-base trains {new_shapes:.2f} times as fast.",
-        f"{len(larger)} of {len(shares)} cells need {span(larger)} times the memory",
-        "([measurements](docs/performance.md#on-a-gpu)).",
+        *table(head, *rows),
+        "",
+        f"Embeddings of the same sentences ({processor(embedding)}, {embedding['threads']} threads):",
+        "",
+        *table(["program", "texts/s", "bert_tasks is faster by"], *embeddings),
+    ]
+
+
+def speed(train: Result, predict: Result) -> list[str]:
+    """Returns the README's sentences."""
+    rivals = {"grouped": "with length-grouped batches", "default": "at its default", "compiled": "with `torch_compile`"}
+    claims = []
+    for side, words in rivals.items():
+        factors = [
+            ratio(times(figures[side]), times(figures[OURS]))
+            for figures in train["figures"].values()
+            if side in figures
+        ]
+        claims.append(f"{span(factors)} times as fast as the Trainer {words}")
+    loop, pipeline = (
+        number(ratio(predict["seconds"][name], predict["seconds"]["bert_tasks"]))
+        for name in ("sorted loop", "pipeline()")
+    )
+    options = train["options"]
+    model = MODELS[options["shape"]]
+    data = " and ".join(DATA[workload] for workload in train["figures"])
+    return [
+        f"Fine-tuning {model} on 3,200 rows of {data} is",
+        f"{', '.join(claims[:-1])},",
+        f"and {claims[-1]}",
+        f"({processor(train)}, {options['threads']} threads, medians of {options['repeats']} interleaved runs, second",
+        f"epoch). Predicting 872 sentences takes a length-sorted loop {loop} times and `pipeline()` {pipeline} times",
+        f"as long ({processor(predict)}, {len(predict['seconds']['bert_tasks'])} runs).",
+        "[Benchmarks](docs/benchmarks.md) has the first epoch, the spread, memory, and what does not profit.",
     ]
 
 
@@ -246,32 +212,38 @@ def accumulation(result: Result) -> list[str]:
 
 
 def chart(result: Result) -> str:
-    """Returns an SVG image with two bars for each data set: tokens/s of bert_tasks and of the Trainer."""
+    """Returns an SVG image: for each data set a bar of each program's median tokens/s, with a line over all runs."""
     bars = []
-    for row in result["results"]:
-        for side, label in (("ours", "bert_tasks"), ("grouped", "Trainer")):
-            speed = row["tokens"] / statistics.median(row["seconds"][side])
-            bars.append((DATA[row["workload"]] if side == "ours" else "", label, speed))
-    longest = max(speed for *_, speed in bars)
-    lines = []
-    for i, (name, label, speed) in enumerate(bars):
-        top = 46 + 20 * i + 12 * (i // 2)
-        width = round(360 * speed / longest)
-        colour = "#2563eb" if label == "bert_tasks" else "#9ca3af"
+    for workload, figures in result["figures"].items():
+        name = DATA[workload]
+        for side, label in TRAINING_SIDES.items():
+            if side in figures:
+                bars.append((name, side, label.replace("`", ""), times(figures[side], "tokens_per_second")))
+                name = ""
+    scale = 300 / max(max(speeds) for *_, speeds in bars)
+    lines, top = [], 40
+    for name, side, label, speeds in bars:
+        top += 34 if name else 22
+        median, low, high = (round(scale * value) for value in (statistics.median(speeds), min(speeds), max(speeds)))
+        colour = "#2563eb" if side == OURS else "#9ca3af"
         lines += [
-            f'<text x="8" y="{top + 13}" font-weight="bold">{name}</text>' if name else "",
-            f'<text x="178" y="{top + 13}" text-anchor="end">{label}</text>',
-            f'<rect x="186" y="{top}" width="{width}" height="17" fill="{colour}"/>',
-            f'<text x="{192 + width}" y="{top + 13}">{number(speed)}</text>',
+            f'<text x="8" y="{top - 8}" font-weight="bold">{name}</text>' if name else "",
+            f'<text x="268" y="{top + 13}" text-anchor="end">{label}</text>',
+            f'<rect x="276" y="{top}" width="{median}" height="17" fill="{colour}"/>',
+            f'<path d="M{276 + low} {top + 8}H{276 + high}" stroke="#111827"/>',
+            f'<text x="{284 + max(median, high)}" y="{top + 13}">{number(statistics.median(speeds))}</text>',
         ]
-    height = 52 + 20 * len(bars) + 6 * len(bars)
+    height = top + 34
     options = result["options"]
-    title = f"Fine-tuning {MODELS[options['shape']]}, tokens/s ({processor(result)}, {options['threads']} threads)"
+    title = f"Fine-tuning {MODELS[options['shape']]}, tokens/s, second epoch"
+    subtitle = (
+        f"{processor(result)}, {options['threads']} threads, {options['repeats']} runs: median, and range as a line"
+    )
     head = f'<svg xmlns="http://www.w3.org/2000/svg" width="640" height="{height}" viewBox="0 0 640 {height}"'
     head += ' font-family="sans-serif" font-size="13" fill="#111827">'
     background = f'<rect width="640" height="{height}" fill="#ffffff"/>'
-    heading = f'<text x="8" y="24" font-size="15">{title}</text>'
-    return "\n".join([head, background, heading, *filter(None, lines), "</svg>\n"])
+    headings = [f'<text x="8" y="20" font-size="15">{title}</text>', f'<text x="8" y="38">{subtitle}</text>']
+    return "\n".join([head, background, *headings, *filter(None, lines), "</svg>\n"])
 
 
 def seeds(values: Sequence[float]) -> str:
@@ -301,21 +273,19 @@ def medians(sides: Sequence[Sequence[float]]) -> str:
     return " and ".join(number(statistics.median(values)) for values in sides) if all(sides) else ""
 
 
-def quality(runs: Lines, rounded: Lines, masked: Result, pretrain: Result) -> list[str]:
+def quality(runs: Lines, rounded: Lines) -> list[str]:
     """Returns a row for each task: the scores of the Trainer and of bert_tasks, minutes and memory of training."""
     rows = []
     for label, (task, metric) in SCORES.items():
         lines = sorted((run for run in [*runs, *rounded] if run["task"] == task), key=lambda run: int(run["seed"]))
         sides = [[line for line in lines if line["side"] == name] for name in QUALITY_SIDES]
+        batches = " and ".join(sorted({line["batches"] for line in sides[0]}))
         measured = [[line for line in side if "peak_mib" in line] for side in sides]  # on one machine, two threads
         minutes = medians([[line["train_seconds"] / 60 for line in side] for side in measured])
         peaks = medians([[line["peak_mib"] for line in side] for side in measured])
         scores = [[100 * line["metrics"][metric] for line in side] for side in sides]
-        rows.append([*quality_row(label, scores), minutes, peaks])
-    losses = [[run["loss"] for run in masked["metrics"][side]] for side in QUALITY_SIDES]
-    peaks = medians([[pretrain["sides"][side]["peak_mib"]] for side in ("sparse", "ours")])
-    rows.append([*quality_row("wikitext-2, 60 steps, loss of masked tokens", losses, digits=2), "", peaks])
-    head = ["score", "Trainer", "bert_tasks", "mean±sd", "difference", "minutes", "peak MiB"]
+        rows.append([*quality_row(label, scores), batches, minutes, peaks])
+    head = ["score", "Trainer", "bert_tasks", "mean±sd", "difference", "batches of the Trainer", "minutes", "peak MiB"]
     return table(head, *rows)
 
 
@@ -334,10 +304,7 @@ def distillation(runs: Lines) -> list[str]:
 
 RENDERERS: dict[str, Callable[..., list[str]]] = {
     "training": training,
-    "pre-training": pre_training,
     "prediction": prediction,
-    "memory": memory,
-    "gpu": gpu,
     "quality": quality,
     "distillation": distillation,
     "speed": speed,

@@ -116,7 +116,7 @@ def fit(
         DivergedError: A loss or gradient was not finite.
         StoppedError: A signal asked the run to stop. It is saved.
 
-    Example:
+    Examples:
         >>> result = fit(model, "train.csv", "dev.csv", output_dir="runs/x", epochs=3, learning_rate=2e-5)
         >>> (result.output_dir / "model" / "config.json").is_file()
         True
@@ -175,7 +175,7 @@ def train(recipe: Recipe | str | Path, *, overwrite: bool = False, progress: boo
     Raises:
         RecipeError, DataError, CheckpointError, UsageError, DivergedError, StoppedError: As for ``fit``.
 
-    Example:
+    Examples:
         >>> result = train("recipe.toml")
         >>> (result.output_dir / "model" / "config.json").is_file()
         True

@@ -28,7 +28,7 @@ def argument(name: str, value: Any = True) -> str:
 
     It is Python's spelling or an option of the command line. With the value None, it is the name alone.
 
-    Example:
+    Examples:
         >>> argument("label_separator", "|")
         "label_separator='|'"
     """

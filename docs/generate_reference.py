@@ -1,47 +1,25 @@
-"""Writes docs/reference and the recipes' JSON schema from the package: public names, commands, recipe keys.
+"""Writes the reference of commands and recipe keys, the recipes' JSON schema and the arguments of `fit`.
 
-Owns how docstrings, options and fields become Markdown. `make docs` runs it; tests/test_docs.py compares its result
-with the files of the repository.
+Owns how options and fields become Markdown. `make docs` runs it; tests/test_docs.py compares its result with the files
+of the repository. The pages of the Python API are made by mkdocstrings when the site is built (`make site`).
 """
 
 import dataclasses
 import inspect
 import re
 import sys
-import textwrap
 import types
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Never, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import typer
 from pydantic import BaseModel, WithJsonSchema
 
 import bert_tasks
-import bert_tasks.errors as errors
-from bert_tasks.cards.card import write_card
-from bert_tasks.cards.push import push
 from bert_tasks.cli.app import GROUPS, app
-from bert_tasks.data.columns import Column
 from bert_tasks.data.splits import DataSpec
-from bert_tasks.encoder.heads import PerTokenHead, SequenceHead
-from bert_tasks.experiments.folds import train_folds
-from bert_tasks.experiments.search import search
-from bert_tasks.experiments.seeds import train_seeds
-from bert_tasks.export import export
-from bert_tasks.inference import quantize
-from bert_tasks.metrics.classification import pearson
-from bert_tasks.model.encoder_with_heads import EncoderWithHeads
-from bert_tasks.outputs.base import LossTerm, Output, labelled, no_loss
-from bert_tasks.outputs.explanation import ExplainedLogit, TokenSpan
-from bert_tasks.outputs.features import Feature
-from bert_tasks.outputs.files import FileFormat
-from bert_tasks.outputs.hf_config import label_config
-from bert_tasks.outputs.prediction import Prediction
-from bert_tasks.outputs.samples import labelled_samples, row_logits, shown_logits
-from bert_tasks.outputs.sections import ReportSections, RowResult
-from bert_tasks.outputs.settings import fitted, per_label
 from bert_tasks.recipe.json_schema import recipe_schema, schema_text, setting_descriptions
 from bert_tasks.recipe.schema import (
     FoldsSection,
@@ -54,14 +32,8 @@ from bert_tasks.recipe.schema import (
     resume_effects,
 )
 from bert_tasks.recipe.search import SearchSection, Space
-from bert_tasks.report import make_report
 from bert_tasks.tasks import TASKS, task_names
-from bert_tasks.tasks.base import FeatureKeys, Task
-from bert_tasks.tasks.masking import MaskingRule
-from bert_tasks.tasks.settings import TaskSettings
-from bert_tasks.tasks.windows.texts import EncodedText, truncated_texts
-from bert_tasks.tasks.windows.words import WindowRules, document_windows, split_words
-from bert_tasks.training.state import FitResult
+from bert_tasks.tasks.base import Task
 
 ARGUMENTS_HEAD = '''"""The arguments of `fit` that are keys of a recipe, so that editors complete them.
 
@@ -97,146 +69,8 @@ RESUMED = {
     "extending": "A resumed run may change it, with a notice; it also continues a finished run.",
 }
 FOLDER = Path("docs") / "reference"
-HEADINGS = ("Args", "Attributes", "Returns", "Yields", "Raises")
-# The module from which a user imports them -> public functions and classes.
-API: Mapping[str, tuple[Any, ...]] = {
-    "bert_tasks": tuple(getattr(bert_tasks, name) for name in sorted(bert_tasks.__all__, key=str.lower)),
-    "bert_tasks.cards.card": (write_card,),
-    "bert_tasks.cards.push": (push,),
-    "bert_tasks.experiments.folds": (train_folds,),
-    "bert_tasks.experiments.search": (search,),
-    "bert_tasks.experiments.seeds": (train_seeds,),
-    "bert_tasks.export": (export,),
-    "bert_tasks.inference": (quantize,),
-    "bert_tasks.report": (make_report,),
-    "bert_tasks.tasks": tuple(TASKS.values()),
-    "bert_tasks.tasks.masking": (MaskingRule,),
-    "bert_tasks.training.state": (FitResult,),
-}
-
-
-def built_in_outputs() -> dict[str, tuple[type[Output], ...]]:
-    """The outputs of the tasks, by the module from which a user imports them."""
-    by_module: dict[str, tuple[type[Output], ...]] = {}
-    for task in TASKS.values():
-        for output in task.outputs:
-            others = by_module.get(output.__module__, ())
-            if output not in others:
-                by_module[output.__module__] = (*others, output)
-    return by_module
-
-
-OUTPUTS = built_in_outputs()
-# What the page of the contract describes, in its order.
-DESCRIBED: Mapping[str, tuple[Any, ...]] = {
-    "bert_tasks.tasks.settings": (TaskSettings,),
-    "bert_tasks.tasks.base": (Task, FeatureKeys),
-    "bert_tasks.outputs.base": (Output, LossTerm, no_loss, labelled),
-    "bert_tasks.outputs.features": (Feature,),
-    "bert_tasks.outputs.prediction": (Prediction,),
-    "bert_tasks.outputs.settings": (fitted, per_label),
-    "bert_tasks.outputs.samples": (labelled_samples, row_logits, shown_logits),
-    "bert_tasks.outputs.sections": (ReportSections, RowResult),
-    "bert_tasks.outputs.explanation": (TokenSpan, ExplainedLogit),
-    "bert_tasks.outputs.files": (FileFormat,),
-    "bert_tasks.outputs.hf_config": (label_config,),
-    "bert_tasks.data.columns": (Column,),
-    "bert_tasks.encoder.heads": (SequenceHead, PerTokenHead),
-    "bert_tasks.metrics.classification": (pearson,),
-    "bert_tasks.tasks.windows.texts": (truncated_texts, EncodedText),
-    "bert_tasks.tasks.windows.words": (WindowRules, split_words, document_windows),
-    **OUTPUTS,
-}
-# Classes that are shown with the arguments of their constructor, because their docstrings do not list all of them.
-CONSTRUCTED = (ReportSections, RowResult, TokenSpan, ExplainedLogit, EncodedText)
-WITHOUT_EXAMPLE = (TaskSettings, labelled_samples, row_logits, shown_logits, *CONSTRUCTED)
-# The described values with an Example, which the tests run.
-CONTRACT: Mapping[str, tuple[Any, ...]] = {
-    module: tuple(value for value in values if value not in WITHOUT_EXAMPLE) for module, values in DESCRIBED.items()
-}
-# The classes of the contract whose members are shown, and which ones if not all.
-MEMBERS: Mapping[type, tuple[str, ...] | None] = {
-    TaskSettings: ("of", "output_class", "choice_of", "settings", "with_settings"),
-    Task: None,
-    FeatureKeys: None,
-    Output: None,
-    EncodedText: None,
-}
-TOKEN_SPANS = """\
-`Task.token_spans` returns `TokenSpans`. They hold a `TokenSpan` for each token of each feature, and None for a special
-token."""
 WRITTEN = "Written by `make docs` from the package; change the docstrings, not this page."
-API_HEAD = """\
-Examples use `base`, which is "google-bert/bert-base-uncased", a `TaskModel` `model`, the models of pairs `reranker`
-and `nli`, and the folder `runs/first` of a finished run. A name of a model is a folder, a hub id or
-`package:NAME/PATH`. The classes of a task of your own are in the [task contract](task_contract.md)."""
-TASKS_HEAD = """
-The settings of each task are in the [recipe reference](recipe.md#settings). `predict` returns frozen dataclasses, whose
-`to_json()` returns plain values."""
-CONTRACT_HEAD = """\
-A [task of your own](../how_to/own_task.md) has two halves. The task derives from `Task` and makes windows and logits
-from rows. Its output derives from `Output` and makes everything else from the logits: the loss, the predictions, the
-metrics and the report. The members with "(must)" have no default. A task of your own can also use one of the
-[outputs of the tasks](#outputs-of-the-tasks). In the examples `task` is a `SequenceClassification`, `model` its model,
-and `tokenizer` the model's tokenizer. In shapes, B is the number of windows (sequences), S of samples (rows), R of
-labelled samples or of the tokens that a head reads, and L of labels."""
-OUTPUTS_HEAD = """\
-The attributes of these classes are settings. A recipe sets them under `[settings]`, together with those of the task.
-Training computes the values that are fitted."""
-MASKS = "[`MaskingRule`](api.md#maskingrule) explains the settings of masks, with their sources."
-# Public methods of the public classes, beside what a reader finds in the class itself.
-METHODS = ("from_pretrained", "from_config", "forward", "embed", "predict", "rank", "zero_shot", "with_layers")
-METHODS += ("save_pretrained", "save_adapter", "train")
-
-
-def prediction_classes(task: type[Task]) -> tuple[type, ...]:
-    """What `predict` returns for a row of a task, with the dataclasses inside of it."""
-    found: dict[type, None] = {}
-    for output in task.outputs:
-        found[output.prediction] = None
-        hints = get_type_hints(output.prediction)
-        for name in output.written_fields():
-            found |= dict.fromkeys(dataclasses_in(hints[name]))
-    return tuple(found)
-
-
-def dataclasses_in(annotation: Any) -> Iterator[type]:
-    """The dataclasses that an annotation names."""
-    if dataclasses.is_dataclass(annotation) and isinstance(annotation, type):
-        yield annotation
-    for argument in get_args(annotation):
-        yield from dataclasses_in(argument)
-
-
-PREDICTIONS = {name: prediction_classes(task) for name, task in TASKS.items()}
-
-
-def rendered(text: str | None) -> str:
-    """A Google docstring as Markdown: its sections become lists, its Example a block."""
-    described, _, example = ("" if text is None else inspect.cleandoc(text)).partition("\nExample:\n")
-    parts: list[str] = []
-    for line in described.splitlines():
-        heading = re.fullmatch(rf"({'|'.join(HEADINGS)}):", line)
-        entry = re.fullmatch(r"    (\S[^:]*): (.*)", line)
-        if heading:
-            parts += [f"**{heading[1]}**", ""]
-        elif entry and not line.startswith(" " * 5):
-            parts.append(f"- {_names(entry[1])}: {entry[2]}")
-        elif line.startswith("    "):
-            parts.append(f"  {line.strip()}")
-        else:
-            parts.append(line)
-    block = f"\n\n```pycon\n{inspect.cleandoc(example)}\n```" if example else ""
-    return "\n".join(parts).replace("``", "`").strip() + block
-
-
-def without_attributes(text: str | None) -> str:
-    """A docstring without its list of attributes."""
-    return re.sub(r"\nAttributes:\n(?:    .*\n|\n(?=    ))*", "", inspect.cleandoc("" if text is None else text) + "\n")
-
-
-def _names(text: str) -> str:
-    return ", ".join(f"`{name.strip('` ')}`" for name in text.split(","))
+MASKS = "[`MaskingRule`](tasks.md#masked-language-modelling) explains the settings of masks, with their sources."
 
 
 def spelt(annotation: Any) -> str:
@@ -274,143 +108,9 @@ def toml_value(value: Any) -> str:
     return f'`"{value}"`' if isinstance(value, str) else f"`{value}`"
 
 
-def signature(of: Callable[..., Any], name: str) -> str:
-    """The names and defaults of its arguments, over several lines if they are long."""
-    parameters = [each for each in inspect.signature(of).parameters.values() if each.annotation is not Never]
-    plain = [each.replace(annotation=each.empty) for each in parameters if each.name != "self"]
-    line = f"{name}{inspect.Signature(plain)}".replace("mappingproxy({})", "{}").replace("<factory>", "{}")
-    return "\n".join(textwrap.wrap(line, 110, subsequent_indent="    ", break_long_words=False))
-
-
 def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     cells = [head, tuple("---" for _ in head), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells)
-
-
-def api_page() -> str:
-    parts = ["# Python API", "", WRITTEN, "", API_HEAD]
-    for module, values in API.items():
-        parts += ["", f"## {module}"]
-        parts += [TASKS_HEAD] if module == "bert_tasks.tasks" else []
-        for value in values:
-            parts += ["", *_public(value)]
-    parts += ["", "## bert_tasks.errors", "", "The command line ends with the exit code in brackets.", "", *_errors()]
-    return "\n".join(parts) + "\n"
-
-
-def _public(value: Any) -> Iterator[str]:
-    """The section of a function or a class, with the dataclass that it returns, or its methods."""
-    name = value.__name__
-    yield from (f"### {name}", "")
-    if not inspect.isclass(value):
-        yield from _call(name, value)
-        result = inspect.signature(value).return_annotation
-        if result is FitResult:
-            yield from ("", "Returns a [`FitResult`](#fitresult).")
-        elif dataclasses.is_dataclass(result):
-            yield from _result(result)
-    elif value in TASKS.values():
-        yield rendered(without_attributes(value.__doc__))
-        for prediction in PREDICTIONS[value.name]:
-            first = next(task for task in TASKS.values() if prediction in PREDICTIONS[task.name])
-            text = rendered(prediction.__doc__) if first is value else f"See `{first.__name__}`."
-            yield from ("", f"**`{prediction.__name__}`**: {text}")
-    else:
-        yield rendered(value.__doc__)
-        if value in (bert_tasks.MultiTaskModel, bert_tasks.Trainer):
-            yield from ("", *_call(name, value.__init__))
-        if value is bert_tasks.TrainerCallback:
-            yield from ("", "**Hooks**", "", _members(value))
-        yield from (line for method in methods_of(value) for line in _method(value, method))
-
-
-def methods_of(owner: type) -> list[str]:
-    """The methods of a class that its page shows: its own, and those that models of one task share with others."""
-    own = set(vars(owner))
-    if owner is bert_tasks.TaskModel:
-        own |= set(vars(EncoderWithHeads))
-    if owner is bert_tasks.MultiTaskModel:
-        own.discard("save_adapter")  # it only raises an error
-    return [method for method in METHODS if method in own]
-
-
-def _call(name: str, function: Callable[..., Any]) -> Iterator[str]:
-    call = signature(function, name)
-    docstring = inspect.getdoc(function)  # of the base class, if an override has none
-    yield from (f"```text\n{call}\n```" if "\n" in call else f"`{call}`", "", rendered(docstring))
-
-
-def _method(owner: type, name: str) -> Iterator[str]:
-    yield from ("", f"#### {owner.__name__}.{name}", "", *_call(f"{owner.__name__}.{name}", getattr(owner, name)))
-
-
-def _result(result_class: type) -> Iterator[str]:
-    """The attributes of what a function returns."""
-    yield from ("", f"**`{result_class.__name__}`**: {rendered(result_class.__doc__)}")
-    for name, member in vars(result_class).items():
-        if isinstance(member, property) and member.fget is not None and member.fget.__doc__ is not None:
-            yield f"- `{name}`: {rendered(member.fget.__doc__)}"
-
-
-def contract_page() -> str:
-    parts = ["# Task contract", "", WRITTEN, "", CONTRACT_HEAD, ""]
-    for module, values in DESCRIBED.items():
-        if module == next(iter(OUTPUTS)):
-            parts += ["## Outputs of the tasks", "", OUTPUTS_HEAD, ""]
-        parts += [f"## {module}", ""]
-        for value in values:
-            parts += [f"### {value.__name__}", ""]
-            if inspect.isclass(value) and value not in CONSTRUCTED:
-                parts += [rendered(value.__doc__), ""]
-            else:
-                parts += [*_call(value.__name__, value), ""]
-            if value is TokenSpan:
-                parts += [TOKEN_SPANS, ""]
-            if value in MEMBERS:
-                parts += [_members(value, MEMBERS[value]), ""]
-    return "\n".join(parts)
-
-
-def _members(owner: type, shown: tuple[str, ...] | None = None) -> str:
-    """What a class defines, or some of it."""
-    lines = []
-    for name, member in vars(owner).items():
-        function = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
-        is_hidden = name.startswith("_") or isinstance(member, staticmethod)
-        if is_hidden or not inspect.isfunction(function) or function.__doc__ is None:
-            continue
-        if shown is not None and name not in shown:
-            continue
-        must = " (must)" if getattr(function, "__isabstractmethod__", False) else ""
-        paragraphs = inspect.cleandoc(function.__doc__).split("\n\n")
-        arguments = [_argument(parameter) for parameter in inspect.signature(function).parameters.values()][1:]
-        call = name if isinstance(member, property) else f"{name}({', '.join(arguments)})"
-        lines.append(f"- `{call}`{must}: {_joined(paragraphs[0])}")
-        for text in paragraphs[1:]:
-            if text.startswith(("Raises:", "Example:")):
-                continue
-            sections = rendered("\n" + text).replace("**Args**\n\n", "").replace("**Returns**\n\n", "- Returns: ")
-            if sections.startswith("- "):
-                lines += [f"  - {_joined(entry)}" for entry in sections.removeprefix("- ").split("\n- ")]
-            else:
-                lines[-1] += f" {_joined(sections)}"
-    return "\n".join(lines)
-
-
-def _argument(parameter: inspect.Parameter) -> str:
-    return f"**{parameter.name}" if parameter.kind is parameter.VAR_KEYWORD else parameter.name
-
-
-def _joined(text: str) -> str:
-    return " ".join(text.replace("``", "`").split())
-
-
-def _errors() -> Iterator[str]:
-    for name, error_class in vars(errors).items():
-        if inspect.isclass(error_class) and issubclass(error_class, errors.BertTasksError):
-            code = "128 + signal" if error_class is errors.StoppedError else str(error_class.exit_code)
-            first = rendered(error_class.__doc__).partition("\n\n")[0]
-            yield f"- `{name}` ({code}): {_joined(re.sub(r' .exit code [^)]*.', '', first))}"
 
 
 def cli_page() -> str:
@@ -543,7 +243,7 @@ def _top_rows() -> Iterator[tuple[str, ...]]:
 
 
 def _section(name: str, section: Any) -> Iterator[str]:
-    yield from (" ".join(rendered(section.__doc__).split()), "")
+    yield from (" ".join(inspect.cleandoc(section.__doc__).replace("``", "`").split()), "")
     yield table(KEY_HEAD, field_rows(f"{name}.", section))
 
 
@@ -610,8 +310,6 @@ def _type_text(annotation: Any) -> str:
 
 
 PAGES: Mapping[str, Callable[[], str]] = {
-    "api.md": api_page,
-    "task_contract.md": contract_page,
     "cli.md": cli_page,
     "recipe.md": recipe_page,
 }

@@ -37,6 +37,7 @@ from support.documents import (
     prose,
     shows,
 )
+from support.reference import documented
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -108,10 +109,12 @@ def test_every_link_leads_somewhere() -> None:
     assert [problem for page in texts for problem in broken_links(page, texts)] == []
 
 
-def test_every_page_is_in_the_index() -> None:
-    index = read(DOCS / "README.md")
+def test_every_page_is_in_the_index_and_in_the_navigation_of_the_site() -> None:
+    index = read(DOCS / "README.md") + read(DOCS / "reference" / "README.md").replace("](", "](reference/")
+    navigation = read(ROOT / "mkdocs.yml")
     pages = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")} - {"README.md"}
     assert {page for page in pages if f"]({page})" not in index} == set()
+    assert {page for page in pages if not re.search(rf"[:-] {re.escape(page)}$", navigation, re.MULTILINE)} == set()
 
 
 @cache
@@ -234,18 +237,15 @@ def test_reference_is_what_the_package_says(name: str) -> None:
 
 
 def test_every_import_of_a_page_is_in_the_reference() -> None:
-    """Below the heading of the module from which the page imports the name."""
-    headings = "".join(read(ROOT / reference.FOLDER / name) for name in ("api.md", "task_contract.md"))
-    sections = re.findall(r"^## (\S+)\n(.*?)(?=^## |\Z)", headings, flags=re.MULTILINE | re.DOTALL)
-    named = {(module, name) for module, text in sections for name in re.findall(r"^### (\w+)$", text, re.MULTILINE)}
+    named = set(documented(DOCS / "reference"))
     imports = {
-        (module, name, shown(page))
+        (f"{module}.{name}", shown(page))
         for page in (ROOT / "README.md", *DOCS.rglob("*.md"))
         for module, names in re.findall(r"\bfrom (bert_tasks[\w.]*) import (\w+(?:, \w+)*)", read(page))
         for name in names.split(", ")
     }
     assert len(imports) > 20
-    assert [(*key, page) for *key, page in sorted(imports) if tuple(key) not in named] == []
+    assert [(name, page) for name, page in sorted(imports) if name not in named] == []
 
 
 def test_every_key_and_option_has_a_meaning() -> None:

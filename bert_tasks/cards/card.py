@@ -256,7 +256,7 @@ def write_card(run: str | Path, *, languages: Sequence[str] | None = None, licen
             package did not write.
         CheckpointError: The model cannot be read, or the card cannot be written.
 
-    Example:
+    Examples:
         >>> write_card("runs/first", languages=["en"], licence="apache-2.0").name
         'README.md'
     """

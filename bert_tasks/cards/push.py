@@ -90,8 +90,9 @@ def push(
             is private, and a public one is rejected.
         branch: The branch of the repository, which is created if it does not exist. Default: main.
         message: The message of the commit.
-        languages, licence: If one of them is given, the card of the run is written again first, as ``write_card`` does.
-            Default: the card is not changed.
+        languages: Languages of the model. If they or the licence are given, the card of the run is written again first,
+            as ``write_card`` does. Default: the card is not changed.
+        licence: Licence of the model, in the same way.
 
     Returns:
         The files that were uploaded, those that were left out, and the address of the commit.
@@ -101,7 +102,7 @@ def push(
             False, or there is no token.
         CheckpointError: The model is damaged, or the hub rejects the upload or cannot be reached.
 
-    Example:
+    Examples:
         >>> plan = push("runs/first", "my-org/feedback", dry_run=True)
         >>> "config.json" in plan.files
         True

@@ -163,7 +163,7 @@ def column_parts(name: str) -> list[str]:
 def joined_names(columns: Mapping[str, str | Sequence[str]]) -> dict[str, str]:
     """Returns column names, in which several names are joined by commas.
 
-    Example:
+    Examples:
         >>> joined_names({"labels": ["toxic", "insult"]})
         {'labels': 'toxic,insult'}
     """

@@ -124,7 +124,7 @@ def source_columns(columns: Columns) -> list[Column]:
 def first_column(columns: Columns, *kinds: type[ColumnKind]) -> Column | None:
     """Returns the first column of a task with one of these kinds. None for several tasks.
 
-    Example:
+    Examples:
         >>> first_column([Column(name="text", kind="text")], Label)
     """
     if isinstance(columns, Mapping):

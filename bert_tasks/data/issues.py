@@ -36,7 +36,7 @@ class RowIssue:
         severity: "error" if the row cannot be used. "unknown label" is an error whose row is never skipped, "skip" the
             reason to count the row and not read it, and "note" a note on a row that is read.
 
-    Example:
+    Examples:
         >>> RowIssue(what="not a number", hint="Did you mean '1.5'?", column="score", value="1,5").text
         "not a number in column 'score': '1,5'. Did you mean '1.5'?"
     """

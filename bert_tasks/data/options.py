@@ -48,7 +48,7 @@ class ReadOptions:
     Raises:
         DataError: ``document`` has another value.
 
-    Example:
+    Examples:
         >>> evaluate("runs/first", "reviews.csv", columns={"text": "review"}, delimiter=";")
     """
 

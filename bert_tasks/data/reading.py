@@ -92,7 +92,7 @@ def read(
         RowIssues: Some rows cannot be used. The error has all of them.
         DataError: The source as a whole cannot be used.
 
-    Example:
+    Examples:
         >>> columns = [Column(name="text", kind="text"), Column(name="label", kind="label", required=False)]
         >>> read([{"text": "a fine film", "label": "positive"}], columns)[0]
         {'text': 'a fine film', 'label': 'positive', 'line': 1}

@@ -28,7 +28,7 @@ _SHOWN = 5
 def split_name(cell: Any) -> SplitName | None:
     """Returns the split that a cell names, in any letter case, or None.
 
-    Example:
+    Examples:
         >>> split_name("Dev")
         'validation'
     """

@@ -28,7 +28,7 @@ def word_spans(text: str) -> list[tuple[int, int]]:
 
     Every character but white space is in one word.
 
-    Example:
+    Examples:
         >>> text = "Luigi's 3.5%"
         >>> [text[start:end] for start, end in word_spans(text)]
         ['Luigi', "'s", '3.5', '%']

@@ -197,7 +197,7 @@ def train_folds(recipe: Recipe | str | Path, *, overwrite: bool = False, progres
         RecipeError, DataError, CheckpointError, UsageError: See ``fit``. All folders are checked before the first run.
         DivergedError: A run diverged. The runs before it are complete.
 
-    Example:
+    Examples:
         >>> result = train_folds(load_recipe("recipe.toml", overrides=["folds.count=2"]))
         >>> len(result.runs), len(result.predictions) == len(result.rows)
         (2, True)

@@ -163,7 +163,7 @@ def search(recipe: Recipe | str | Path, *, overwrite: bool = False, progress: bo
     Raises:
         RecipeError, DataError, CheckpointError, UsageError, StoppedError: See ``fit``.
 
-    Example:
+    Examples:
         >>> result = search("search.toml")
         >>> list(result.best.params)
         ['optim.learning_rate']

@@ -289,7 +289,7 @@ def train_seeds(
     Raises:
         RecipeError, DataError, CheckpointError, UsageError, StoppedError: See ``fit``.
 
-    Example:
+    Examples:
         >>> result = train_seeds("recipe.toml", [1, 2])
         >>> [run.seed for run in result.runs]
         [1, 2]

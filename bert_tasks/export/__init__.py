@@ -127,7 +127,9 @@ def export(
         task: Name or class of the task, or the name of one of several tasks. Without it a graph has the heads of all
             tasks, and its outputs are ``NAME.logits``. ``embedding`` exports the encoder alone, with the output
             ``last_hidden_state``.
-        settings, revision, adapter: See ``evaluate``.
+        settings: Fields of the task to change. See ``evaluate``.
+        revision: See ``TaskModel.from_pretrained``.
+        adapter: See ``TaskModel.from_pretrained``.
         overwrite: True to replace an earlier export. Default: False.
         reading: Fields of `ReadOptions` for ``data``.
 
@@ -139,7 +141,7 @@ def export(
         DataError: A row cannot be used, or the rows cannot tell a good int8 graph from a bad one.
         CheckpointError: The model cannot be loaded, the graph differs too much, or the folder cannot be written.
 
-    Example:
+    Examples:
         >>> export("runs/first", to="onnx", output="exported").record["outputs"]
         ['logits']
     """

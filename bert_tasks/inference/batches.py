@@ -76,7 +76,10 @@ def batch_predictor(
     Args:
         model: A folder, a hub id, ``package:NAME/PATH`` or an exported folder, which every process can read under this
             name. A hub id stands for the commit that it has now.
-        task, settings, revision, dtype: See ``evaluate``.
+        task: Name or class of the task. See ``evaluate``.
+        settings: Fields of the task to change. See ``evaluate``.
+        revision: See ``TaskModel.from_pretrained``.
+        dtype: Precision of the encoder. See ``evaluate``.
         columns: The task's columns -> the columns of the batches, if the names differ.
         keep_columns: Columns of a batch to return, too: "all" (default), "none", or names. A column with the name of a
             field of predictions is called ``input.NAME``.
@@ -92,7 +95,7 @@ def batch_predictor(
         CheckpointError: There is no such model, or it cannot be used.
         UsageError: An option or setting is unknown, the model is in memory, or its rows need the rows around them.
 
-    Example:
+    Examples:
         >>> function = batch_predictor("runs/first")
         >>> list(function({"text": ["Cold soup."]}))
         ['text', 'label', 'score', 'scores']
@@ -156,7 +159,7 @@ class BatchPredictor:
     Attributes:
         schema (pyarrow.Schema): The columns of a prediction with their Arrow types, the same for every batch.
 
-    Example:
+    Examples:
         >>> function = batch_predictor("runs/first", keep_columns="none")
         >>> function.schema.names
         ['label', 'score', 'scores']
@@ -183,7 +186,7 @@ class BatchPredictor:
         Args:
             batch: The columns of the batches with their Arrow types.
 
-        Example:
+        Examples:
             >>> import pyarrow
             >>> batch = pyarrow.schema([("id", pyarrow.int64()), ("text", pyarrow.string())])
             >>> batch_predictor("runs/first").output_schema(batch).names

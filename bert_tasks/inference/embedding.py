@@ -82,7 +82,7 @@ def embed_file(
         DataError: Rows are bad. The message lists them.
         UsageError, CheckpointError: As for ``predict_file`` and ``Encoder.embed``.
 
-    Example:
+    Examples:
         >>> embed_file(base, "test.csv", "vectors.npy").rows
         5
     """

@@ -397,7 +397,8 @@ def evaluate(
         task: Name or class of the task, for a folder that does not say what its task is, or the name of one of several
             tasks. Default: the tasks of the folder.
         settings: Fields of the task to change, if the model is loaded here.
-        revision, adapter: See ``TaskModel.from_pretrained``.
+        revision: See ``TaskModel.from_pretrained``.
+        adapter: See ``TaskModel.from_pretrained``.
         dtype: ``float32`` (default), ``int8`` for a quantised copy of the encoder on the CPU, for which `quantize`
             prepares the folder, or ``bf16`` for the encoder, which a CPU computes faster only with avx512_bf16 or AMX.
             The generator of ReplacedTokens stays in float32 with ``int8``.
@@ -418,7 +419,7 @@ def evaluate(
         CheckpointError: The model cannot be loaded.
         RecipeError, UsageError: One of ``metrics`` cannot be loaded, fails or returns anything but numbers.
 
-    Example:
+    Examples:
         >>> metrics = evaluate("runs/first", "test.csv")
         >>> "accuracy" in metrics, "macro_f1" in metrics
         (True, True)

@@ -37,7 +37,7 @@ class OwnMetric:
         task: The name of the task that it is for, if the model has several. None for all tasks.
         lower_is_better: The names among its results for which lower is better.
 
-    Example:
+    Examples:
         >>> OwnMetric(name="bias", source=lambda predictions, labels: 0.5).values([1], [0])
         {'bias': 0.5}
     """

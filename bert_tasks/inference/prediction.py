@@ -79,9 +79,15 @@ def predict(
     ``predict_file`` writes the predictions of data of any size.
 
     Args:
-        model, task, settings, revision, adapter, dtype: See ``evaluate``.
+        model: A model or its name. The folder of a run stands for its best model.
         data: A file, or rows as ``TaskModel.predict`` takes them.
-        logits, explain: True to compute logits and explanations of the predictions (``TaskModel.predict``).
+        task: Name or class of the task. See ``evaluate``.
+        settings: Fields of the task to change. See ``evaluate``.
+        revision: See ``TaskModel.from_pretrained``.
+        adapter: See ``TaskModel.from_pretrained``.
+        dtype: Precision of the encoder. See ``evaluate``.
+        logits: True to return the logits, too. See ``TaskModel.predict``.
+        explain: True to explain the predictions. See ``TaskModel.predict``.
         abstain_below: Lowest score, from 0 to 1, with which one label or choice is kept. Below it the label is None, so
             that a person can decide. Default: 0, which keeps all.
         reading: Fields of `ReadOptions`. Default: columns with the names of the training data.
@@ -96,7 +102,7 @@ def predict(
         UsageError: An option is unknown, or the model cannot compute what it asks for.
         CheckpointError: The model cannot be loaded.
 
-    Example:
+    Examples:
         >>> predict("runs/first", "test.csv")[0].label
         'complaint'
     """
@@ -140,11 +146,18 @@ def predict_file(
     launch`` several processes divide the rows, and the first one writes.
 
     Args:
-        model, task, settings, revision, adapter, dtype: See ``evaluate``.
+        model: A model or its name. The folder of a run stands for its best model.
         data: A file, rows as ``TaskModel.predict`` takes them, or "-" for standard input with JSON lines or one text a
             line, unless the format of ``reading`` is another.
         output: A file, "-" for standard output, or an open binary file.
-        logits, explain, abstain_below: See ``predict``.
+        task: Name or class of the task. See ``evaluate``.
+        settings: Fields of the task to change. See ``evaluate``.
+        revision: See ``TaskModel.from_pretrained``.
+        adapter: See ``TaskModel.from_pretrained``.
+        dtype: Precision of the encoder. See ``evaluate``.
+        logits: True to write the logits, too.
+        explain: True to explain the predictions. See ``TaskModel.predict``.
+        abstain_below: Lowest score with which a label is kept. See ``predict``.
         reading: How the data are read. Default: columns with the names of the training data.
         writing: Which columns and rows are written, and in which form. Default: all columns of the input and the
             prediction, and no row may be unusable.
@@ -159,7 +172,7 @@ def predict_file(
         UsageError: The extension of the output is unknown, another process is writing it, or an option does not fit.
         CheckpointError: The model cannot be loaded.
 
-    Example:
+    Examples:
         >>> predict_file("runs/first", "test.csv", "answers.jsonl").rows
         5
     """

@@ -89,7 +89,7 @@ def quantize(
         DataError: A row cannot be used, there are fewer than two, or they cannot show whether predictions agree.
         CheckpointError: The model cannot be loaded, int8 changes too many predictions, or the folder cannot be written.
 
-    Example:
+    Examples:
         >>> result = quantize("runs/first", "train.csv")
         >>> result.file.name, result.kept >= 0.95
         ('activation_ranges.safetensors', True)

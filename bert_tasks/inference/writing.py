@@ -54,7 +54,7 @@ class WriteOptions:
         format: jsonl, csv, tsv or parquet, if the output's name does not say it. Default: by the extension, and jsonl
             for a stream.
 
-    Example:
+    Examples:
         >>> writing = WriteOptions(keep_columns=("text",), on_error="skip")
         >>> predict_file("runs/first", "test.csv", "answers.jsonl", writing=writing).rejected
         0

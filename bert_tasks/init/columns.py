@@ -66,7 +66,7 @@ class UserHints:
 def name_words(name: str) -> list[str]:
     """Returns the words in a column's name, in lower case.
 
-    Example:
+    Examples:
         >>> name_words("userId")
         ['user', 'id']
     """
@@ -95,7 +95,7 @@ def name_rank(column: ColumnProfile, usual: Sequence[str]) -> int:
 def is_id_like(column: ColumnProfile) -> bool:
     """Returns True for ids, dates, web addresses and numbers of folds, which are neither texts nor labels.
 
-    Example:
+    Examples:
         "userId" and "created_at" are like ids, "label_id" is not.
     """
     if column.is_reference:

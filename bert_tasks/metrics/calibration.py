@@ -89,7 +89,7 @@ def fit_temperature(logits: Sequence[ArrayLike], labels: Sequence[int]) -> float
     Returns:
         From 0.05 to 20. Above 1 if the confidences are too high. 1 without predictions.
 
-    Example:
+    Examples:
         >>> fit_temperature([[2.0, 0.0]] * 4, [0, 0, 0, 1])  # 88 % confidence, 75 % accuracy
         1.82...
     """

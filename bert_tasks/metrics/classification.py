@@ -116,7 +116,7 @@ def pearson(labels: ArrayLike, predictions: ArrayLike) -> float:
     Raises:
         DataError: There is no row.
 
-    Example:
+    Examples:
         >>> round(pearson([1, 2, 3], [2, 4, 7]), 3)
         0.993
     """

@@ -49,7 +49,7 @@ class Encoder(PretrainedModule):
         sentence_settings: How sentence-transformers embeds texts with these weights. None if it did not write them.
         origin: The name that the encoder was loaded by, and the hub's commit. None for one from a configuration.
 
-    Example:
+    Examples:
         >>> len(Encoder.from_pretrained(base).embed(["Cold soup.", "Kind staff."]))
         2
     """
@@ -84,7 +84,7 @@ class Encoder(PretrainedModule):
         Raises:
             CheckpointError: Files are missing or damaged, the family is not supported, or a key does not fit.
 
-        Example:
+        Examples:
             >>> Encoder.from_pretrained(base).config.vocab_size == model.config.vocab_size
             True
         """
@@ -142,7 +142,7 @@ class Encoder(PretrainedModule):
             ValueError: A mask is not ``[B, T]``, an input is too long, an id has no embedding, or attention weights are
                 asked for.
 
-        Example:
+        Examples:
             >>> input_ids = torch.tensor([[101, 7, 8, 102]])
             >>> tuple(encoder(input_ids).shape) == (1, 4, encoder.config.hidden_size)
             True
@@ -196,7 +196,7 @@ class Encoder(PretrainedModule):
             UsageError: The encoder has no tokenizer, or there is no such pooling, layer or length.
             CheckpointError: The sentence-transformers files ask for a pooling that this package does not compute.
 
-        Example:
+        Examples:
             >>> vectors = encoder.embed(["Cold soup.", "Kind staff."])
             >>> similarity = vectors @ vectors.T
             >>> similarity.shape
@@ -297,7 +297,7 @@ class Encoder(PretrainedModule):
         Raises:
             CheckpointError: The folder cannot be written.
 
-        Example:
+        Examples:
             >>> encoder.save_pretrained("encoder")
             >>> Encoder.from_pretrained("encoder").config == encoder.config
             True

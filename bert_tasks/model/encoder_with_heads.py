@@ -136,7 +136,7 @@ class EncoderWithHeads(PretrainedModule, ABC):
             UsageError: No run has trained adapters of this model, transformers has no such head, or the model has
                 several tasks.
 
-        Example:
+        Examples:
             >>> result = fit(model, "train.csv", output_dir="runs/x", epochs=1, lora_rank=2)
             >>> model.save_adapter("adapter")
             >>> TaskModel.from_pretrained("adapter").task == model.task
@@ -166,7 +166,7 @@ class EncoderWithHeads(PretrainedModule, ABC):
         Raises:
             UsageError: There is no such layer or family, the layers share their weights, or the family does not fit.
 
-        Example:
+        Examples:
             >>> student = model.with_layers("every-other")
             >>> len(student.config.layer_order) < len(model.config.layer_order)
             True
@@ -228,7 +228,7 @@ class EncoderWithHeads(PretrainedModule, ABC):
             CheckpointError: The folder cannot be written.
             UsageError: A library (peft, ...) has wrapped or replaced modules of the model, or its labels are not known.
 
-        Example:
+        Examples:
             >>> model.save_pretrained("my_model")
             >>> TaskModel.from_pretrained("my_model").task == model.task
             True
@@ -290,7 +290,7 @@ class EncoderWithHeads(PretrainedModule, ABC):
         Raises:
             ValueError: A mask is not ``[B, T]``, an input is too long, or an id has no embedding.
 
-        Example:
+        Examples:
             >>> inputs = model.tokenizer(["Cold soup.", "Kind staff."], padding=True, return_tensors="pt")
             >>> tuple(model(**inputs).shape) == (2, len(model.task.output.labels))
             True

@@ -59,7 +59,7 @@ class MultiTaskModel(EncoderWithHeads):
         tasks: Name of each task -> the task with its settings. Training replaces it, because it fits values such as
             thresholds.
 
-    Example:
+    Examples:
         >>> tasks = {
         ...     "intent": {"task": "sequence-classification", "columns": {"label": "intent"}},
         ...     "slots": {"task": "token-classification", "columns": {"tags": "slots"}},
@@ -135,7 +135,7 @@ class MultiTaskModel(EncoderWithHeads):
         Returns:
             The model itself.
 
-        Example:
+        Examples:
             >>> tasks = {"topic": {"task": "sequence-classification", "labels": ["food", "room"]}}
             >>> model = MultiTaskModel.from_pretrained(base, tasks=tasks).train()
             >>> model.models["topic"].training
@@ -171,7 +171,7 @@ class MultiTaskModel(EncoderWithHeads):
             CheckpointError: Files are missing or damaged, or the folder has one task only.
             UsageError: A task or setting is unknown, or the tasks cannot share an encoder.
 
-        Example:
+        Examples:
             >>> tasks = {
             ...     "topic": {"task": "sequence-classification", "labels": ["food", "room"]},
             ...     "stars": {"task": "sequence-classification", "problem_type": "regression", "weight": 0.5},
@@ -204,8 +204,10 @@ class MultiTaskModel(EncoderWithHeads):
         """Makes a model with random weights, in evaluation mode.
 
         Args:
-            config, tokenizer, seed: See ``TaskModel.from_config``.
+            config: See ``TaskModel.from_config``.
             tasks: See ``from_pretrained``. Each task has ``labels``, because no file names them.
+            tokenizer: See ``TaskModel.from_config``.
+            seed: Seed of the random weights.
 
         Returns:
             The model on the CPU, in float32.
@@ -214,7 +216,7 @@ class MultiTaskModel(EncoderWithHeads):
             CheckpointError: A family or field is unknown, a value does not fit, or there is no such tokenizer.
             UsageError: A task or setting is unknown, or the tasks cannot share an encoder.
 
-        Example:
+        Examples:
             >>> small = {"family": "bert", "hidden_size": 64, "num_attention_heads": 4}
             >>> tasks = {"topic": {"task": "sequence-classification", "labels": ["food", "room"]}}
             >>> model = MultiTaskModel.from_config(small, tasks=tasks, tokenizer=base)
@@ -305,7 +307,7 @@ class MultiTaskModel(EncoderWithHeads):
             DataError: A row has the input of no task, or a value is of the wrong kind.
             UsageError: The model has no tokenizer, or labels are not known yet.
 
-        Example:
+        Examples:
             >>> tasks = {"topic": {"task": "sequence-classification", "labels": ["food", "room"]}}
             >>> model = MultiTaskModel.from_pretrained(base, tasks=tasks)
             >>> [sorted(predictions) for predictions in model.predict(["Cold soup.", "Kind staff."])]

@@ -80,7 +80,7 @@ class TaskModel(EncoderWithHeads, Generic[PredictionT]):
         has_assumed_labels (bool): True if nobody has named the labels, so that ``fit`` takes the labels of the training
             rows. Until then the model can neither predict nor be saved.
 
-    Example:
+    Examples:
         >>> labels = ["complaint", "praise"]
         >>> model = TaskModel.from_pretrained(base, task="text-classification", labels=labels)
         >>> len(model.predict(["Cold soup.", "Kind staff."]))
@@ -161,7 +161,7 @@ class TaskModel(EncoderWithHeads, Generic[PredictionT]):
             UsageError: A task or setting is unknown, ``labels`` is a text, or the folder has several tasks and none is
                 named.
 
-        Example:
+        Examples:
             >>> model = TaskModel.from_pretrained(base, task="sequence-classification", labels=["bad", "good"])
             >>> model.labels
             ('bad', 'good')
@@ -205,7 +205,7 @@ class TaskModel(EncoderWithHeads, Generic[PredictionT]):
             CheckpointError: A family or field is unknown, a value does not fit, or there is no such tokenizer.
             UsageError: See ``from_pretrained``.
 
-        Example:
+        Examples:
             >>> small = {"family": "bert", "hidden_size": 64, "num_attention_heads": 4}
             >>> model = TaskModel.from_config(small, task="fill-mask", tokenizer=base)
             >>> model.config.hidden_size
@@ -310,7 +310,7 @@ class TaskModel(EncoderWithHeads, Generic[PredictionT]):
                 explanations.
             CheckpointError: The logits are not finite numbers.
 
-        Example:
+        Examples:
             >>> predictions = model.predict(["Cold soup.", "Kind staff."])
             >>> len(predictions), list(predictions[0].to_json())
             (2, ['label', 'score', 'scores'])
@@ -343,7 +343,7 @@ class TaskModel(EncoderWithHeads, Generic[PredictionT]):
         Raises:
             UsageError: The model does not rank, ``documents`` is a text, or ``top_k`` is below 1.
 
-        Example:
+        Examples:
             >>> ranked = reranker.rank("When do you open?", ["We open at ten.", "We sell bicycles."], top_k=1)
             >>> list(ranked[0])
             ['corpus_id', 'score']
@@ -381,7 +381,7 @@ class TaskModel(EncoderWithHeads, Generic[PredictionT]):
             CheckpointError: The model does not read pairs, or no label begins with "entail".
             UsageError: A label is empty or repeated, or the hypothesis has no ``{}`` or is too long.
 
-        Example:
+        Examples:
             >>> classifier = nli.zero_shot(["sports", "politics"])
             >>> predictions = classifier.predict("The match ended in a draw.")
             >>> len(predictions)

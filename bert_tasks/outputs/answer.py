@@ -83,7 +83,7 @@ class Answer(Output[SpanPrediction]):
         version_2_with_negative: True if questions may have no answer (SQuAD 2.0).
         null_threshold: Null odds above which the prediction is "no answer", chosen on validation rows. None means 0.
 
-    Example:
+    Examples:
         >>> Answer(version_2_with_negative=True).curves
         ('exact', 'f1')
     """

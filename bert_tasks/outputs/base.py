@@ -45,7 +45,7 @@ class LossTerm:
         count: The divisor of the mean, a 0-dimensional tensor on the logits' device.
         weight: Weight of the mean in the loss, the same in every batch. Default: 1.
 
-    Example:
+    Examples:
         >>> LossTerm(name="tags", total=torch.tensor(3.0), count=torch.tensor(2.0))
     """
 
@@ -69,7 +69,7 @@ def no_loss(name: str, logits: Tensor, *, weight: float = 1.0) -> LossTerm:
     Returns:
         A term with the total 0 and the count 0.
 
-    Example:
+    Examples:
         >>> no_loss("tags", torch.ones(2, 3)).total
         tensor(0.)
     """
@@ -96,7 +96,7 @@ class Output(Settings, ABC, Generic[PredictionT]):
         row_formats: Formats in which predictions can be written row by row.
         files: Extension -> the format of a file with the predictions of all rows, such as SQuAD's.
 
-    Example:
+    Examples:
         >>> task.output.metric_table({"accuracy": 0.5})
     """
 
@@ -489,7 +489,7 @@ def labelled(rows: Sequence[Row], predictions: Sequence[PredictionT], column: st
     Raises:
         ValueError: There are not as many predictions as rows.
 
-    Example:
+    Examples:
         >>> rows = [{"text": "Kind staff.", "label": "praise"}, {"text": "Cold soup.", "label": None}]
         >>> len(labelled(rows, model.predict(rows), "label"))
         1

@@ -76,7 +76,7 @@ class Choice(Output[ChoicePrediction]):
             2.
         label_base: The number that labels give to the first choice, 0 or 1.
 
-    Example:
+    Examples:
         >>> Choice(label_base=1).column.kind
         'choice from 1'
     """

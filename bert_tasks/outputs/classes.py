@@ -96,7 +96,7 @@ class Classes(Output[ClassPrediction]):
             entropy. ``none`` uses them as they are.
         temperature: The number, fitted on the validation rows.
 
-    Example:
+    Examples:
         >>> Classes(labels=("complaint", "praise")).hf_config()["label2id"]
         {'complaint': 0, 'praise': 1}
     """

@@ -41,7 +41,7 @@ class EntailedClasses(Classes):
     Attributes:
         entailment: The index of the model's label of entailment.
 
-    Example:
+    Examples:
         >>> EntailedClasses(labels=("sports", "politics"), entailment=2).size
         2
     """
@@ -88,7 +88,7 @@ class EntailedLabels(LabelSet):
     Attributes:
         entailment: The index of the model's label of entailment.
 
-    Example:
+    Examples:
         >>> EntailedLabels(labels=("sports",), entailment=0).size
         1
     """

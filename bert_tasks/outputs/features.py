@@ -30,7 +30,7 @@ class Feature(TypedDict):
         fields: More numbers for ``Output.loss``, by name. ``Task.prepare`` makes them, and they are never cached.
         head: The name of the task whose head reads the window, if there are several tasks.
 
-    Example:
+    Examples:
         >>> Feature(row=0, input_ids=[101, 7592, 102], token_type_ids=[0, 0, 0], labels=[1.0])
     """
 

@@ -28,7 +28,7 @@ class FileFormat:
         with_labels: True if the labels of the rows are written beside the predictions.
         with_other_columns: True if ``render`` reads further columns of a row, in ``RECORD``.
 
-    Example:
+    Examples:
         >>> Tags.files[".conll"].with_labels
         True
     """

@@ -22,7 +22,7 @@ def label_config(labels: Sequence[str]) -> dict[str, Any]:
     Returns:
         ``id2label`` and ``label2id``. The keys of ``id2label`` are texts, because JSON has no other keys.
 
-    Example:
+    Examples:
         >>> label_config(("no", "yes"))["id2label"]
         {'0': 'no', '1': 'yes'}
     """

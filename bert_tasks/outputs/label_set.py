@@ -89,7 +89,7 @@ class LabelSet(Output[LabelSetPrediction]):
             2.
         thresholds: A threshold for each label, tuned on validation. If empty, 0.5.
 
-    Example:
+    Examples:
         >>> LabelSet(labels=("refund", "angry")).encode({"labels": ["angry"]})
         [0.0, 1.0]
     """

@@ -22,7 +22,7 @@ class Predictions(list[PredictionT]):
         predictions: One prediction for each row.
         index: The index of the pandas object that the rows came from. None for other rows.
 
-    Example:
+    Examples:
         >>> predictions = model.predict(["a fine film", "a dull one"])
         >>> predictions[0].label
         'positive'
@@ -44,7 +44,7 @@ class Predictions(list[PredictionT]):
             ImportError: pandas is not installed.
             UsageError: The list was changed or sorted, so that the index does not fit.
 
-        Example:
+        Examples:
             >>> shuffled = frame.sample(frac=1)
             >>> shuffled.join(predict(model, shuffled).to_frame()[["score"]])
         """

@@ -72,7 +72,7 @@ class Number(Output[NumberPrediction]):
         problem_type: What is predicted, as in transformers' config: a single label, several labels, or with
             ``regression`` a number, so that there are no labels.
 
-    Example:
+    Examples:
         >>> Number().column.kind
         'number'
     """

@@ -28,7 +28,7 @@ class Prediction:
     JSON has a field with a default only if its value differs from the default. A field with the metadata
     ``NOT_WRITTEN`` is for metrics and reports only.
 
-    Example:
+    Examples:
         >>> ChoicePrediction(label=1, answer="Eat.", score=0.75, scores=(0.25, 0.75)).to_json()
     """
 

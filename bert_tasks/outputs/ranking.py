@@ -37,7 +37,7 @@ class RankedClasses(Classes):
     It is the default output of pairs, for example for natural language inference or for paraphrases. If rows have a
     ``group``, such as a query, the metrics of ranking are reported beside those of the classes.
 
-    Example:
+    Examples:
         >>> RankedClasses(labels=("no", "yes")).can_rank
         True
     """
@@ -80,7 +80,7 @@ class Ranking(Number):
             0 (not relevant), ``problem_type`` is ``regression``, and a sample is a group: ``batch_size`` counts groups.
             ``none`` learns each row for itself.
 
-    Example:
+    Examples:
         >>> Ranking(ranking_loss="lambda").primary_metric
         'ndcg@10'
     """

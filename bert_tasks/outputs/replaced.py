@@ -98,7 +98,7 @@ class Replaced(Output[ReplacedTokenPrediction]):
         labels: None. Do not set them.
         discriminator_weight: Weight of the discriminator's loss. The generator's loss has the weight 1.
 
-    Example:
+    Examples:
         >>> ReplacedTokens.of().output
         Replaced(labels=(), discriminator_weight=50.0)
     """

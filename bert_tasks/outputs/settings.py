@@ -29,7 +29,7 @@ def fitted(default: ValueT, *, per_label: bool = False) -> ValueT:
         default: Its value until it is fitted.
         per_label: True if it holds a value for each label, so that labels in another order reorder it.
 
-    Example:
+    Examples:
         >>> thresholds: tuple[float, ...] = fitted((), per_label=True)
     """
     value: ValueT = field(default=default, metadata={FITTED: True, PER_LABEL: per_label})
@@ -45,7 +45,7 @@ def per_label(default: ValueT) -> ValueT:
     Args:
         default: Its default, for example an empty tuple.
 
-    Example:
+    Examples:
         >>> costs: tuple[float, ...] = per_label(())
     """
     value: ValueT = field(default=default, metadata={PER_LABEL: True})

@@ -93,7 +93,7 @@ class Tags(Output[TokenPrediction]):
             entropy. ``none`` uses them as they are.
         temperature: The number, fitted on the validation rows.
 
-    Example:
+    Examples:
         >>> Tags(labels=("O", "B-PER", "I-PER")).word_labels({"words": ["Ada", "sings"], "tags": ["B-PER", "O"]})
         ['B-PER', 'O']
     """

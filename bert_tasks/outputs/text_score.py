@@ -59,7 +59,7 @@ class TextScore(Output[TextScorePrediction]):
             ``pll-word-l2r`` is the pseudo-log-likelihood, the sum of the log-probabilities, for which the later tokens
             of a token's word are masked, too (Kauf and Ivanova, arXiv:2305.10588).
 
-    Example:
+    Examples:
         >>> MaskedLanguageModeling.of(score="pppl").output
         TextScore(labels=(), sentence_objective='none', score='pppl')
     """

@@ -45,7 +45,7 @@ class Vector(Output[EmbeddingPrediction]):
     Attributes:
         normalize: True if vectors have length 1.
 
-    Example:
+    Examples:
         >>> Embedding.of(depth=6).output
         Vector(labels=(), normalize=True)
     """

@@ -74,7 +74,7 @@ class Vocabulary(Output[MaskPrediction]):
         score: What ``predict`` returns for a text instead of candidates for its masks: ``pppl``, its pseudo-perplexity,
             or ``pll-word-l2r``, its pseudo-log-likelihood. Each token takes a forward pass of its window.
 
-    Example:
+    Examples:
         >>> MaskedLanguageModeling.of(top_k=3).output
         Vocabulary(labels=(), sentence_objective='none', top_k=3, score='none')
     """

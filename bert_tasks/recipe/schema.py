@@ -440,7 +440,7 @@ def load_recipe(path: str | Path, *, overrides: Sequence[str] = (), output_dir: 
     Raises:
         RecipeError: The file is missing, is no TOML or does not fit the schema. The message names all errors.
 
-    Example:
+    Examples:
         >>> load_recipe("recipe.toml", overrides=["optim.epochs=1"]).optim.epochs
         1
     """
@@ -506,7 +506,7 @@ def option_hint(option: str, value: str) -> str:
         option: The option, such as ``--epochs`` or transformers' ``--num_train_epochs``.
         value: Its value as typed.
 
-    Example:
+    Examples:
         >>> option_hint("--epochs", "1")
         'Use --set optim.epochs=1'
     """

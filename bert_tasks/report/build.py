@@ -181,7 +181,7 @@ def make_report(
         DataError: ``data`` has bad rows.
         CheckpointError: The model cannot be loaded, or the report cannot be written.
 
-    Example:
+    Examples:
         >>> report = make_report("runs/first", data="test.csv", mistakes="mistakes.csv")
         >>> report.mistakes.file.name, report.output.name
         ('mistakes.csv', 'report.html')

@@ -55,7 +55,7 @@ class FeatureKeys:
         is_evaluation: True if the features are evaluated. They must look alike in every corpus, so count nothing over
             it.
 
-    Example:
+    Examples:
         >>> keys = FeatureKeys(seed=1, epoch=0, numbers=[7, 8])
         >>> keys.generator(1).random() == FeatureKeys(seed=1, epoch=0, numbers=[8]).generator(0).random()
         True
@@ -98,7 +98,7 @@ class Task(TaskSettings[PredictionT], Generic[PredictionT]):
         has_dense_labels: True if a row trains many of its tokens. ``init`` then suggests a higher learning rate and,
             for many rows, fewer epochs.
 
-    Example:
+    Examples:
         >>> task = SequenceClassification.of(labels=("complaint", "praise"))
         >>> task.features([{"text": "Cold soup."}], tokenizer)[0]["token_type_ids"]
         [0, 0, 0, 0, 0]

@@ -60,7 +60,7 @@ class MaskedLanguageModeling(CorpusTask[Any]):
         sentence_language: Code of a language, such as ``en``, if rows are not cut into sentences. The library sentencex
             (extra ``sentences``) then cuts each of the row's ``sentences``, or each line of its text, into sentences.
 
-    Example:
+    Examples:
         >>> TaskModel.from_pretrained(base, task=MaskedLanguageModeling).predict("The soup was [MASK].")
     """
 

@@ -49,7 +49,7 @@ class MaskingRule:
             ``count`` times in the training data is drawn (XLM, Lample and Conneau, arXiv:1901.07291). DistilBERT uses
             0.7. Evaluation ignores it, so that the masks of a window do not depend on other rows.
 
-    Example:
+    Examples:
         >>> MaskingRule(whole_word_mask=True, mask_replace_prob=1.0, random_replace_prob=0.0)
     """
 

@@ -38,7 +38,7 @@ class MultipleChoice(Task[ChoicePrediction]):
     Attributes:
         max_length: Maximum length in tokens of context, question, one choice and special tokens together.
 
-    Example:
+    Examples:
         >>> model = TaskModel.from_pretrained(base, task=MultipleChoice)
         >>> model.predict({"context": "It rains.", "choices": ["Take a coat.", "Eat."]})[0].answer
     """

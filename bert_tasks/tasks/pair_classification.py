@@ -45,7 +45,7 @@ class PairClassification(TextClassification):
     two labels, or by the number of ``problem_type = "regression"``. Then ``map``, ``mrr`` and ``ndcg@10`` are reported.
     With a ``ranking_loss`` a sample is a group.
 
-    Example:
+    Examples:
         >>> model = TaskModel.from_pretrained(base, task=PairClassification.of(problem_type="regression"))
         >>> model.predict([("A man sings.", "Somebody sings.")])[0].score
     """

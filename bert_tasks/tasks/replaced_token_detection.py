@@ -40,7 +40,7 @@ class ReplacedTokens(CorpusTask[ReplacedTokenPrediction]):
         random_replace_prob: Share of the predicted tokens that random tokens replace. The rest is not changed.
         generator_size: Width of the generator as a share of the model's width. Both have the same number of layers.
 
-    Example:
+    Examples:
         >>> model = TaskModel.from_pretrained("google/electra-small-discriminator", task=ReplacedTokens)
         >>> model.predict("The soup was cold.")[0].scores
     """

@@ -34,7 +34,7 @@ class SequenceClassification(TextClassification):
             several windows.
         doc_stride: The OVERLAP of two neighbouring windows in tokens, as in transformers.
 
-    Example:
+    Examples:
         >>> model = TaskModel.from_pretrained(base, task=SequenceClassification, labels=["complaint", "praise"])
         >>> model.predict("Cold soup.")[0].score
     """

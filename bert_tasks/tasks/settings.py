@@ -45,7 +45,7 @@ class TaskSettings(Settings, ABC, Generic[PredictionT]):
         Raises:
             ValueError: A setting is unknown or impossible, or belongs to another output.
 
-        Example:
+        Examples:
             >>> PairClassification.of(problem_type="regression", max_length=64).output
             Ranking(labels=(), problem_type='regression', ranking_loss='none')
         """

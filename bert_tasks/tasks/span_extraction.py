@@ -57,7 +57,7 @@ class SpanExtraction(Task[SpanPrediction]):
             the word means the step from one to the next).
         max_query_length: Maximum number of tokens of a question. Longer ones are cut, and counted in a warning.
 
-    Example:
+    Examples:
         >>> TaskModel.from_pretrained(base, task=SpanExtraction).predict([("Who sings?", "Ada sings in Paris.")])
     """
 

@@ -47,7 +47,7 @@ class TokenClassification(Task[TokenPrediction]):
         context_tokens: Number of tokens of the rows around (those with the same ``document``) that a window may add on
             each side, as far as ``max_length`` allows. They are read, never tagged. Rows without a document have none.
 
-    Example:
+    Examples:
         >>> model = TaskModel.from_pretrained(base, task=TokenClassification, labels=["O", "B-PER", "I-PER"])
         >>> model.predict({"words": ["Ada", "sings"]})[0].tags
     """

@@ -93,7 +93,7 @@ class Trainer:
         logger, reporter: The writers of the records of the run, to its files and to people.
         signals: The signal that asked the run to stop, if there was one.
 
-    Example:
+    Examples:
         >>> recipe = load_recipe("recipe.toml")
         >>> data = prepare(recipe)  # of bert_tasks.recipe.check
         >>> model = TaskModel.from_pretrained(base, task=data.heads[""].task)
@@ -126,7 +126,8 @@ class Trainer:
             objective: The objective to minimise, or a model, which is then trained on the labels of the rows. After the
                 run the model holds the best weights.
             splits: The checked rows for training, and one or several validation sets.
-            optim, run: The sections ``[optim]`` and ``[run]`` of a recipe. ``run.output_dir`` is the folder of the run.
+            optim: The section ``[optim]`` of a recipe.
+            run: The section ``[run]`` of a recipe. ``run.output_dir`` is the folder of the run.
             model_settings: The section ``[model]`` as a mapping. Default: no settings.
             recipe_text: The resolved recipe in TOML, which is written into the folder. Default: no file is written.
             callback: A function that is called with each record of metrics.jsonl, or a `TrainerCallback`. None calls
@@ -163,7 +164,7 @@ class Trainer:
             DivergedError: The loss or the gradient of a step was not finite.
             StoppedError: The process was asked to stop by SIGTERM or SIGINT. The run is saved and can be resumed.
 
-        Example:
+        Examples:
             >>> recipe = load_recipe("recipe.toml", output_dir="runs/x")
             >>> data = prepare(recipe)  # of bert_tasks.recipe.check
             >>> model = TaskModel.from_pretrained(base, task=data.heads[""].task)
@@ -598,7 +599,7 @@ class TrainerCallback:
     Word embeddings and the weights that adapters change are brought up to date only when something reads them. So
     ``on_step`` has to call ``trainer.steps.optimizer.update_weights()`` before it reads these weights.
 
-    Example:
+    Examples:
         >>> class Steps(TrainerCallback):
         ...     count = 0
         ...

@@ -186,7 +186,7 @@ class FitResult(SummaryRecord):
         notes: Sentences that a reader of the metrics must know.
         reused: True if the run was complete already, so that nothing was trained.
 
-    Example:
+    Examples:
         >>> result = fit(model, "train.csv", output_dir="runs/x", epochs=1)
         >>> result.best_step == result.steps
         True

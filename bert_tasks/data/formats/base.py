@@ -43,7 +43,7 @@ class Format:
         can_stream: Rows can be read before the file is complete.
         has_documents: The option ``document`` applies.
 
-    Example:
+    Examples:
         >>> class KeyValues(Format):
         ...     def records(self, lines, path, options):
         ...         cells = (dict(pair.split("=") for pair in line.split()) for line in lines)

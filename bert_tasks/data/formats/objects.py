@@ -89,7 +89,7 @@ def _problem(error: Exception, path: Path) -> str:
 def object_rows(value: Mapping[str, Any]) -> tuple[list[dict[str, Any]], str | None]:
     """Returns the rows in an object with a note on their place. An object that may be a row itself is one row.
 
-    Example:
+    Examples:
         >>> object_rows({"count": 1, "items": [{"text": "a"}]})
         ([{'text': 'a'}], "the rows are in the list 'items'")
     """

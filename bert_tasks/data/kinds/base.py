@@ -32,7 +32,7 @@ class Column:
     Raises:
         ValueError: The kind does not exist.
 
-    Example:
+    Examples:
         >>> Column(name="score", kind="number", required=False).is_label
         True
     """
@@ -66,7 +66,7 @@ class ColumnKind:
         name: Name of the kind.
         noun: Noun for a value in messages. Default: the name.
 
-    Example:
+    Examples:
         >>> class Year(ColumnKind):
         ...     name = "year"
         ...

@@ -98,7 +98,7 @@ class SequenceHead(PooledHead):
         pooling: ``cls`` for the head of the family's HF class, or how the states of the tokens are pooled.
             ``attention`` learns one more linear layer, with H weights and a bias.
 
-    Example:
+    Examples:
         >>> head = SequenceHead(model.config, 3)
         >>> head.num_logits
         3

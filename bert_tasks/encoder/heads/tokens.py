@@ -30,7 +30,7 @@ class PerTokenHead(Head):
         num_labels: Number of logits of each token.
         dropout: Probability of dropping an input of the last linear layer, usually ``config.head.token_dropout``.
 
-    Example:
+    Examples:
         >>> head = PerTokenHead(model.config, 3, dropout=0.1)
         >>> head.num_logits, head.per_token
         (3, True)

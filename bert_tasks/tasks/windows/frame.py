@@ -21,7 +21,7 @@ class Frame:
         special: The special tokens before the first text, and behind each text.
         types: The segment ids of special tokens and texts in turn, one more than twice the number of texts.
 
-    Example:
+    Examples:
         >>> Frame.of(tokenizer, texts=2).join([7592], [2088])
         ([101, 7592, 102, 2088, 102], [0, 0, 0, 1, 1])
     """

@@ -115,7 +115,7 @@ def truncated_texts(
     Raises:
         UsageError: The special tokens, or the second text with ``only_first``, leave no room.
 
-    Example:
+    Examples:
         >>> (window,) = truncated_texts([["Cold soup."]], tokenizer, max_length=4)
         >>> window.lost_tokens
         1
@@ -216,7 +216,7 @@ def kept_tokens(counts: Sequence[int], room: int, strategy: Strategy = "longest_
     Raises:
         UsageError: The second text leaves no room for the first with ``only_first``.
 
-    Example:
+    Examples:
         >>> kept_tokens([90, 40], 75)
         [38, 37]
     """

@@ -70,7 +70,7 @@ class WindowRules:
         overlap: Maximum number of sub-words that neighbouring windows of a row share.
         context: Maximum number of sub-words of the document on each side of a window.
 
-    Example:
+    Examples:
         >>> rules = WindowRules.of(tokenizer, max_length=32, overlap=8)
     """
 
@@ -119,7 +119,7 @@ def split_words(
     Raises:
         DataError: A word has no sub-words and the tokenizer no unknown token.
 
-    Example:
+    Examples:
         >>> (words,) = split_words([["Cold", "soup"]], tokenizer, longest=30)
     """
     # Byte-level BPE without ``add_prefix_space`` splits a word at the start of a text differently from one behind a
@@ -188,7 +188,7 @@ def document_windows(document: Sequence[SubWords], rules: WindowRules) -> Iterat
         document: The sub-words of the rows of a document, or of a single row.
         rules: The layout of windows.
 
-    Example:
+    Examples:
         >>> (windows,) = document_windows([words], rules)
     """
     stream = list(chain.from_iterable(row.ids for row in document))  # the tokens of the whole document
