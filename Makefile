@@ -49,7 +49,7 @@ gpu:  ## the tests on a CUDA device, with the torch and transformers of $(PYTHON
 		-p no:cacheprovider -m gpu -rs tests/gpu
 
 engines: $(DEPENDENCIES)dev $(DEPENDENCIES)engines $(PACKAGE) build/testrun  ## the tests and the how-to of Ray Data and Spark (700 MB; Java)
-	$(PYTEST) -m "slow and not gpu" -k batch_engines
+	$(PYTEST) -m "slow and not gpu" -k "batch_engines or how_to/predict"
 
 faults: $(DEPENDENCIES)dev $(PACKAGE)  ## the fault suite at full length; its figures go to campaigns/results
 	$(CAMPAIGN) reliability
