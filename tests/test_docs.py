@@ -283,7 +283,8 @@ def test_the_page_on_installing_lists_every_extra_with_its_packages_and_the_mini
 
 
 def test_guarantees_name_tests_that_exist() -> None:
-    rows = re.findall(r"^\| (?!guarantee|-)(.*) \|$", read(DOCS / "guarantees.md"), flags=re.MULTILINE)
+    table = read(DOCS / "guarantees.md").partition("| guarantee |")[2].partition("\n\n")[0]
+    rows = re.findall(r"^\| (.*) \|$", table, flags=re.MULTILINE)
     assert len(rows) > 8
     for row in rows:
         named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", row)
