@@ -272,18 +272,16 @@ def medians(sides: Sequence[Sequence[float]]) -> str:
 
 
 def quality(runs: Lines, rounded: Lines) -> list[str]:
-    """Returns a row for each task: the scores of the Trainer and of bert_tasks, minutes and memory of training."""
+    """Returns a row for each task: the scores of the Trainer and of bert_tasks, and the memory of their processes."""
     rows = []
     for label, (task, metric) in SCORES.items():
         lines = sorted((run for run in [*runs, *rounded] if run["task"] == task), key=lambda run: int(run["seed"]))
         sides = [[line for line in lines if line["side"] == name] for name in QUALITY_SIDES]
         batches = " and ".join(sorted({line["batches"] for line in sides[0]}))
-        measured = [[line for line in side if "peak_mib" in line] for side in sides]  # on one machine, two threads
-        minutes = medians([[line["train_seconds"] / 60 for line in side] for side in measured])
-        peaks = medians([[line["peak_mib"] for line in side] for side in measured])
+        peaks = medians([[line["peak_mib"] for line in side if "peak_mib" in line] for side in sides])
         scores = [[100 * line["metrics"][metric] for line in side] for side in sides]
-        rows.append([*quality_row(label, scores), batches, minutes, peaks])
-    head = ["score", "Trainer", "bert_tasks", "mean±sd", "difference", "batches of the Trainer", "minutes", "peak MiB"]
+        rows.append([*quality_row(label, scores), batches, peaks])
+    head = ["score", "Trainer", "bert_tasks", "mean±sd", "difference", "batches of the Trainer", "peak MiB"]
     return table(head, *rows)
 
 
