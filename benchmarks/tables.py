@@ -306,7 +306,7 @@ RENDERERS: dict[str, Callable[..., list[str]]] = {
     "speed": speed,
     "accumulation": accumulation,
 }
-MARKED = re.compile(r"(<!--table:([\w-]+)-->\s).*?(\s<!--end-->)", re.DOTALL)
+MARKED = re.compile(r"(<!--table:([\w-]+)-->\n)(?:.*?\n)??(<!--end-->)", re.DOTALL)
 
 
 def read_result(path: Path) -> Any:
@@ -330,7 +330,7 @@ def rendered(name: str) -> str:
 
 def updated(text: str) -> str:
     """Returns the text of a page with the tables that the results give."""
-    return MARKED.sub(lambda match: f"{match[1]}{rendered(match[2])}{match[3]}", text)
+    return MARKED.sub(lambda match: f"{match[1]}{rendered(match[2])}\n{match[3]}", text)
 
 
 def main() -> None:
