@@ -52,6 +52,11 @@ PREDICTION_SIDES = {
     "onnxruntime": "ONNX Runtime",
     "openvino": "OpenVINO",
 }
+EMBEDDING_SIDES = {
+    "bert_tasks": "bert_tasks",
+    "sentence-transformers": "sentence-transformers, default batch size",
+    "the same, fastest batch size": "sentence-transformers, best of one try of each batch size",
+}
 QUALITY_SIDES = ("transformers", "bert_tasks")
 SCORES = {
     "SST-2, 1 epoch, accuracy": ("sst2", "accuracy"),
@@ -116,8 +121,13 @@ def caption(result: Result | Lines) -> str:
     return ", ".join([processor(result), *values])
 
 
-def times(turns: Lines, name: str = "steady") -> list[float]:
+def times(turns: Lines, name: str) -> list[float]:
     return [turn[name] for turn in turns]
+
+
+def run_times(turns: Lines) -> list[float]:
+    """Returns the seconds of both epochs."""
+    return [turn["first_epoch"] + turn["steady"] for turn in turns]
 
 
 def quartiles(values: Sequence[float]) -> str:
@@ -127,21 +137,23 @@ def quartiles(values: Sequence[float]) -> str:
 
 
 def training(result: Result) -> list[str]:
-    """Returns a row for each data set and program: the seconds of both epochs, the speed, the ratio and memory."""
+    """Returns a row for each data set and program: the seconds of each epoch, the ratio of both epochs, and memory."""
     rows = []
     for workload, figures in result["figures"].items():
         first = [DATA[workload]]
         for side, label in {**TRAINING_SIDES, "bound": "lower bound"}.items():
             if side not in figures:
                 continue
-            turns, ours = figures[side], figures[OURS]
-            cells = [quartiles(times(turns, "first_epoch")), quartiles(times(turns))]
-            cells.append(number(statistics.median(times(turns, "tokens_per_second"))))
-            cells.append("" if side == OURS else number(ratio(times(turns), times(ours))))
-            cells.append(number(statistics.median(times(turns, "peak_rss_mib"))))
+            turns, ours = run_times(figures[side]), run_times(figures[OURS])
+            cells = [quartiles(times(figures[side], name)) for name in ("first_epoch", "steady")]
+            factors = [theirs / baseline for theirs, baseline in zip(turns, ours, strict=True)]
+            spread = f"{number(statistics.median(factors))} ({number(min(factors))} to {number(max(factors))})"
+            cells.append("" if side == OURS else spread)
+            peak = number(statistics.median(times(figures[side], "peak_rss_mib")))
+            cells.append("" if side == "bound" else peak)
             rows.append([*first, label, *cells])
             first = [""]
-    head = ["data", "program", "first epoch, s", "second epoch, s", "tokens/s", "bert_tasks is faster by", "peak MiB"]
+    head = ["data", "program", "first epoch, s", "second epoch, s", "time of both, in times of bert_tasks", "peak MiB"]
     return table(head, *rows)
 
 
@@ -158,45 +170,48 @@ def prediction(result: Result, embedding: Result) -> list[str]:
             factor = "" if name == "bert_tasks" else number(ratio(seconds[name + suffix], ours))
             equal = f"{100 * side['equal_labels']:.1f} %"
             rows.append([precision, label, f"{median} ({low} to {high})", factor, equal])
-    head = ["precision", "program", "rows/s", "bert_tasks is faster by", "labels equal to float32"]
+    head = ["precision", "program", "rows/s", "time, in times of bert_tasks", "labels equal to float32"]
     embeddings = []
     for name, side in embedding["sides"].items():
         low, median, high = map(number, side["texts_per_second"])
         factor = "" if name == "bert_tasks" else number(side["ours_is"])
-        embeddings.append([name, f"{median} ({low} to {high})", factor])
+        embeddings.append([EMBEDDING_SIDES[name], f"{median} ({low} to {high})", factor])
     return [
         *table(head, *rows),
         "",
         f"Embeddings of the same sentences ({processor(embedding)}, {embedding['threads']} threads):",
         "",
-        *table(["program", "texts/s", "bert_tasks is faster by"], *embeddings),
+        *table(["program", "texts/s", "time, in times of bert_tasks"], *embeddings),
     ]
 
 
 def speed(train: Result, predict: Result) -> list[str]:
     """Returns the README's sentences."""
-    rivals = {"grouped": "with length-grouped batches", "default": "at its default", "compiled": "with `torch_compile`"}
+    rivals = {
+        "grouped": "with length-grouped batches",
+        "default": "at its default",
+        "compiled": "with such batches and `torch_compile`",
+    }
     claims = []
     for side, words in rivals.items():
         measured = [figures for figures in train["figures"].values() if side in figures]
         if measured:
-            factors = [ratio(times(figures[side]), times(figures[OURS])) for figures in measured]
+            factors = [ratio(run_times(figures[side]), run_times(figures[OURS])) for figures in measured]
             claims.append(f"{span(factors)} times as fast as the Trainer {words}")
     loop, pipeline = (
         number(ratio(predict["seconds"][name], predict["seconds"]["bert_tasks"]))
         for name in ("sorted loop", "pipeline()")
     )
     options = train["options"]
-    model = MODELS[options["shape"]]
     data = " and ".join(DATA[workload] for workload in train["figures"])
+    *others, last = claims
     return [
-        f"Fine-tuning {model} on 3,200 rows of {data} is",
-        f"{', '.join(claims[:-1])},",
-        f"and {claims[-1]}",
-        f"({processor(train)}, {options['threads']} threads, medians of {options['repeats']} interleaved runs, second",
-        f"epoch). Predicting 872 sentences takes a length-sorted loop {loop} times and `pipeline()` {pipeline} times",
-        f"as long ({processor(predict)}, {len(predict['seconds']['bert_tasks'])} runs).",
-        "[Benchmarks](docs/benchmarks.md) has the first epoch, the spread, memory, and what does not profit.",
+        f"Fine-tuning {MODELS[options['shape']]} for two epochs on 3,200 rows of {data} is {', '.join(others)}, and {last}",
+        f"({processor(train)}, {options['threads']} threads, medians of {options['repeats']} interleaved runs).",
+        "Predicting 872 sentences with transformers takes",
+        f"{loop} times as long in a loop over length-sorted batches, and {pipeline} times as long with `pipeline()` at its",
+        f"default batch size of 1 ({processor(predict)}, {len(predict['seconds']['bert_tasks'])} runs).",
+        "[Benchmarks](docs/benchmarks.md) has the spread, memory, other processors, and what does not profit.",
     ]
 
 
@@ -216,7 +231,11 @@ def chart(result: Result) -> str:
         name = DATA[workload]
         for side, label in TRAINING_SIDES.items():
             if side in figures:
-                bars.append((name, side, label.replace("`", ""), times(figures[side], "tokens_per_second")))
+                speeds = [
+                    2 * turn["tokens"] / seconds
+                    for turn, seconds in zip(figures[side], run_times(figures[side]), strict=True)
+                ]
+                bars.append((name, side, label.replace("`", ""), speeds))
                 name = ""
     scale = 300 / max(max(speeds) for *_, speeds in bars)
     lines, top = [], 40
@@ -233,7 +252,7 @@ def chart(result: Result) -> str:
         ]
     height = top + 34
     options = result["options"]
-    title = f"Fine-tuning {MODELS[options['shape']]}, tokens/s, second epoch"
+    title = f"Fine-tuning {MODELS[options['shape']]}, tokens/s, two epochs"
     subtitle = (
         f"{processor(result)}, {options['threads']} threads, {options['repeats']} runs: median, and range as a line"
     )

@@ -26,8 +26,9 @@ Figures = dict[str, float]
 def in_turns(sides: Sequence[str], job: Job, repeats: int) -> dict[str, list[Figures]]:
     """Returns the figures of each side, turn by turn."""
     figures: dict[str, list[Figures]] = {side: [] for side in sides}
-    for _ in range(repeats):
-        for side in sides:
+    for turn in range(repeats):
+        first = turn % len(sides)
+        for side in (*sides[first:], *sides[:first]):  # each side is the first one in some turn
             figures[side].append(_measured({**job, "side": side}))
     return figures
 
@@ -35,7 +36,8 @@ def in_turns(sides: Sequence[str], job: Job, repeats: int) -> dict[str, list[Fig
 def _measured(job: Job) -> Figures:
     """Returns figures and peaks of one process. Its caches and ``job["output"]`` are in a folder that is removed."""
     with tempfile.TemporaryDirectory() as name:
-        variables = os.environ | {"HF_DATASETS_CACHE": name, "OMP_NUM_THREADS": str(job["threads"])}
+        caches = {"HF_DATASETS_CACHE": name, "TORCHINDUCTOR_CACHE_DIR": f"{name}/inductor"}
+        variables = os.environ | caches | {"OMP_NUM_THREADS": str(job["threads"])}
         command = [sys.executable, sys.argv[0], "--job", json.dumps({**job, "output": f"{name}/run"})]
         with subprocess.Popen(command, stdout=subprocess.PIPE, env=variables, text=True) as process:
             anonymous, usage = watched(process)
