@@ -12,6 +12,7 @@ import argparse
 import json
 import re
 import statistics
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -205,14 +206,16 @@ def speed(train: Result, predict: Result) -> list[str]:
     options = train["options"]
     data = " and ".join(DATA[workload] for workload in train["figures"])
     *others, last = claims
-    return [
-        f"Fine-tuning {MODELS[options['shape']]} for two epochs on 3,200 rows of {data} is {', '.join(others)}, and {last}",
-        f"({processor(train)}, {options['threads']} threads, medians of {options['repeats']} interleaved runs).",
-        "Predicting 872 sentences with transformers takes",
-        f"{loop} times as long in a loop over length-sorted batches, and {pipeline} times as long with `pipeline()` at its",
-        f"default batch size of 1 ({processor(predict)}, {len(predict['seconds']['bert_tasks'])} runs).",
-        "[Benchmarks](docs/benchmarks.md) has the spread, memory, other processors, and what does not profit.",
-    ]
+    model = MODELS[options["shape"]]
+    fitting = f"Fine-tuning {model} for two epochs on 3,200 rows of {data} is {', '.join(others)}, and {last}"
+    fitting_runs = f"{processor(train)}, {options['threads']} threads, medians of {options['repeats']} interleaved runs"
+    predicting = (
+        f"Predicting 872 sentences with transformers takes {loop} times as long in a loop over length-sorted batches, "
+        f"and {pipeline} times as long with `pipeline()` at its default batch size of 1"
+    )
+    predicting_runs = f"{processor(predict)}, {len(predict['seconds']['bert_tasks'])} runs"
+    more = "[Benchmarks](docs/benchmarks.md) has the spread, memory, other processors, and what does not profit."
+    return textwrap.wrap(f"{fitting} ({fitting_runs}). {predicting} ({predicting_runs}). {more}", 140)
 
 
 def accumulation(result: Result) -> list[str]:
