@@ -217,7 +217,7 @@ def test_the_data_report() -> None:
     train = table(("Good film", "x"), (" good film ", "x"), ("good FILM", "y"), ("", "y"), ("other", "x"))
     dev = table(("GOOD film", "y"), ("new", "x"), ("new", "x"), source="dev.csv")
     cuts = Truncation(rows=5, cut_rows=2)
-    tokens = TokenCounts(lengths=np.array([4, 8, 8, 4, 2, 3]), cuts=cuts, notes=("2 rows were cut",))
+    tokens = TokenCounts(lengths=np.array([4, 8, 8, 4, 2, 3]), cuts=cuts, notes=("2 rows were truncated",))
     report = data_report(
         Splits(train=train, validation={"hard": dev}), {"train": tokens}, columns=COLUMNS, labels=("y", "x", "z")
     )
@@ -237,7 +237,7 @@ def test_the_data_report() -> None:
         "  1 empty text (line 4)",
         "  2 duplicate texts (lines 2, 3)",
         "  1 duplicate has a conflicting label (line 3)",
-        "  2 rows were cut",
+        "  2 rows were truncated",
         "validation_hard: 3 rows",
         "  labels: y 1 (33%), x 2 (67%), z 0 (0%)",
         "  1 duplicate text (line 3)",

@@ -160,7 +160,7 @@ class TestFormats:
         for output in (io.BytesIO(), tmp_path / "whole.jsonl"):
             done = predict_file(model, rows, output)
             assert (done.rows, done.truncated, done.rejected) == (9, 5, 0)
-        assert done.lines() == ["5 of 9 (55.6%) rows are longer than max_length = 16 tokens and were cut"]
+        assert done.lines() == ["5 of 9 (55.6%) rows are longer than max_length = 16 tokens and were truncated"]
         with monkeypatch.context() as patch:
             patch.setattr(sinks.LineFile, "finish", None)
             with pytest.raises(TypeError):
