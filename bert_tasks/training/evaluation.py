@@ -45,11 +45,12 @@ class Evaluated:
 
     @property
     def overall(self) -> dict[str, float]:
-        """The metrics over all rows by ``metric_key``, without those of labels and those that equal another one."""
+        """The metrics over all rows for people, without those of labels and those that equal another one."""
         overall: dict[str, float] = {}
         for name, metrics in metrics_by_set(self.metrics, list(self.collapses)).items():
-            for metric, value in metric_table(self.tasks, metrics).overall.items():
-                overall[metric_key(name, metric)] = value
+            table = metric_table(self.tasks, metrics)
+            for metric, value in table.overall.items():
+                overall[metric_key(name, table.title(metric))] = value
         return overall
 
 

@@ -212,8 +212,8 @@ class FitResult(SummaryRecord):
     def _repr_html_(self) -> str:
         """Returns what a notebook shows: the metrics as a table, and where the model is."""
         columns, rows = ["validation set", "metric", "value"], []
-        for name, metrics in self.metric_tables().items():
-            rows += [[name, metric, f"{value:.4f}"] for metric, value in metrics.overall.items()]
+        for name, table in self.metric_tables().items():
+            rows += [[name, table.title(metric), f"{value:.4f}"] for metric, value in table.overall.items()]
         if self.validation_sets == ("",):
             columns, rows = columns[1:], [row[1:] for row in rows]
         about = f"best after step {self.best_step} of {self.steps}, {self.train_seconds:.0f} s of training"
