@@ -131,8 +131,13 @@ def _options(
     logging.basicConfig(level=level, handlers=[handler])
 
 
-def print_result(content: dict[str, Any], lines: list[str], *, as_json: bool) -> None:
-    """Prints a command's result on standard output, as lines or as JSON (see ``print_out``)."""
+def print_result(content: dict[str, Any], lines: list[str], *, as_json: bool, headline: str = "") -> None:
+    """Prints a command's result on standard output, as lines or as JSON (see ``print_out``).
+
+    Before the lines stands the headline, if there is one, the main thing of the result, which a terminal shows in bold.
+    """
+    if headline and not as_json:
+        _print_in_bold(headline)
     if as_json:
         # JSON has no NaN, but Python writes it. Reading it back makes null of a metric that is not a number.
         plain = json.loads(json.dumps(content, default=str), parse_constant=lambda _: None)
@@ -152,6 +157,15 @@ def print_out(text: str) -> None:
     if is_printing_process():
         with _write_errors_raised():
             print(printable(text), flush=True)
+
+
+def _print_in_bold(text: str) -> None:
+    """Prints a line as ``print_out`` does, on a terminal in bold."""
+    from rich.console import Console  # its import takes time
+
+    if is_printing_process():
+        with _write_errors_raised():
+            Console().out(printable(text), style="bold", highlight=False)
 
 
 @contextmanager

@@ -184,6 +184,8 @@ class FitResult(SummaryRecord):
         collapse: The prediction of the best model for every row of a validation set although the labels differ, such as
             "predicts 'calm' for every row", or None.
         notes: Sentences that a reader of the metrics must know.
+        headline: The primary metric on the validation rows that chose the best model. Beside an accuracy is that of
+            always predicting the most frequent label, such as "accuracy 0.9535 (always predicting 'calm': 0.5000)".
         reused: True if the run was complete already, so that nothing was trained.
 
     Examples:
@@ -196,6 +198,7 @@ class FitResult(SummaryRecord):
     output_dir: Path = Field(exclude=True)
     tasks: Tasks = Field(exclude=True)
     validation_sets: tuple[str, ...] = Field(exclude=True)
+    headline: str = Field(default="", exclude=True)
     reused: bool = Field(default=False, exclude=True)
 
     def metric_tables(self) -> dict[str, MetricTable]:
