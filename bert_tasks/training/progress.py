@@ -29,7 +29,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from bert_tasks.data.issues import counted
 from bert_tasks.environment import masked
 from bert_tasks.errors import UsageError
-from bert_tasks.terminal import message_stream, printable
+from bert_tasks.terminal import message_stream, message_text
 from bert_tasks.training import files as outputs
 from bert_tasks.training.records import EventRecord, RunRecord
 from bert_tasks.training.step import StepLog, StepResult
@@ -129,7 +129,7 @@ class Reporter:
     def line(self, text: str) -> None:
         """Shows a line about the progress."""
         if self._is_visible:
-            self._console.out(printable(text), highlight=False)
+            self._console.out(message_text(text), highlight=False)
 
     def note(self, text: str) -> None:
         """Shows what a reader of the run must know."""

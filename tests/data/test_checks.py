@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_tasks.data.checks import TokenCounts, check_splits, data_report, imbalance_hint, infer_labels
+from bert_tasks.data.checks import TokenCounts, check_splits, data_report, has_rare_labels, imbalance_hint, infer_labels
 from bert_tasks.data.columns import Column
 from bert_tasks.data.features import Truncation
 from bert_tasks.data.issues import RowIssues
@@ -272,3 +272,14 @@ def test_the_note_on_a_label_that_almost_all_have(
     if hint is not None and parts is not None:
         assert all(phrase in hint for phrase in parts)
         assert ("focal_gamma" in hint) == (max(counts.values()) > 90)
+
+
+def test_a_label_is_rare_if_another_one_has_three_times_as_many_rows() -> None:
+    assert has_rare_labels(labelled(*"aaab"), COLUMNS)
+    assert not has_rare_labels(labelled(*"aabcc"), COLUMNS)
+    assert not has_rare_labels(labelled(*"ab"), (TEXT,))
+    # A label among several is rare beside the rows without it.
+    rows = [{"text": f"text {number}", "labels": ["y"]} for number in range(4)]
+    once, twice = ([{**row, "labels": ["x", "y"]} for row in rows[:count]] + rows[count:] for count in (1, 2))
+    assert has_rare_labels(read(once, SETS, require_labels=False), SETS)
+    assert not has_rare_labels(read(twice, SETS, require_labels=False), SETS)
