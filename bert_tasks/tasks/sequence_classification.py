@@ -30,8 +30,8 @@ class SequenceClassification(TextClassification):
     ``max_length``, and with windows up to its whole length.
 
     Attributes:
-        long_texts: ``truncate`` shortens texts to ``max_length`` tokens, and ``windows`` reads everything, as the mean of
-            the logits of several windows.
+        long_texts: ``truncate`` shortens texts to ``max_length`` tokens, and ``windows`` reads everything, as the mean
+            of the logits of several windows.
         doc_stride: The OVERLAP of two neighbouring windows in tokens, as in transformers.
 
     Examples:
