@@ -479,6 +479,9 @@ class TestTrainRows:
         result = run(*command)
         assert result.code == 0, result.err
         assert "task: sequence-classification" in result.err
+        assert "model: runs/reviews/model" in result.out.splitlines()  # as a user would type it
+        assert result.out.endswith("  bert-tasks serve runs/reviews\n")
+        assert json.loads(run(*command, "--json").out)["model"] == str(Path("runs/reviews/model").absolute())
         assert Path("runs/reviews/model/config.json").is_file()
         assert run("init", rows, "--output", "runs/other.toml").code == 0
         lines = Path("runs/other.toml").read_text().replace("other.toml", "reviews.toml").splitlines()
