@@ -85,5 +85,5 @@ def test_the_headline_of_an_evaluation_counts_the_rows_of_each_task(run: Path, t
     model = MultiTaskModel.from_pretrained(run / "model")
     evaluation = evaluate_data(model, tmp_path / "dev.jsonl", reading=ReadOptions())
     mean = f"mean_primary_metric {evaluation.metrics['mean_primary_metric']:.4f}"
-    counts = f"topic: {len(ROWS) - 1} rows, parity: {len(ROWS)} rows"
+    counts = f"parity: {len(ROWS)} rows, topic: {len(ROWS) - 1} rows"
     assert evaluation_headline(model.tasks, evaluation) == f"{mean} ({counts})"
