@@ -1,15 +1,17 @@
-"""Messages without control characters, and without errors if writing fails.
+"""Messages without control characters, with paths in one form, and without errors if writing fails.
 
 A control sequence in a file or a message of others could change what a terminal shows, or the terminal itself. A
 message that cannot be written must not end a run.
 """
 
 import json
+import os
 import re
 import sys
 import unicodedata
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, TextIO, cast
 
 _NOT_PLAIN = re.compile(r"[^\n\t -~]")  # not printable ASCII. What of it may be shown, Unicode's tables say
@@ -40,6 +42,27 @@ def _escaped(text: str, escape: Callable[[str], str]) -> str:
         return escape(character)
 
     return _NOT_PLAIN.sub(replacement, text)
+
+
+def message_text(text: str) -> str:
+    """Returns a message as it is shown, escaped, with paths below the current folder relative to it.
+
+    A recipe makes its paths absolute, and a user types relative ones. Shown in one form, a path can be compared with
+    another, and typed again.
+    """
+    return printable(_with_relative_paths(text))
+
+
+def _with_relative_paths(text: str) -> str:
+    """Removes the current folder from the beginning of the paths in a text."""
+    try:
+        folder = Path.cwd()
+    except OSError:  # the folder has been removed
+        return text
+    if folder == folder.parent:  # below the root are all files of the system, so that their paths stay absolute
+        return text
+    # A path that goes on in front of the folder is another one, and the folder alone is not below itself.
+    return re.sub(rf"(?<![\w./\\~-]){re.escape(f'{folder}{os.sep}')}(?=[^\s'\"),;:])", "", text)
 
 
 class BestEffortStream:
@@ -81,5 +104,5 @@ def message_stream(stream: TextIO | None = None) -> TextIO:
 def write_message(text: str, *, stream: TextIO | None = None) -> None:
     """Writes an escaped line to standard error or another stream. Errors are ignored."""
     stream = message_stream(stream)
-    stream.write(printable(text) + "\n")
+    stream.write(message_text(text) + "\n")
     stream.flush()

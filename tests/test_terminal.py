@@ -3,13 +3,14 @@
 import io
 import json
 import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from bert_tasks.terminal import BestEffortStream, printable, printable_json, write_message
+from bert_tasks.terminal import BestEffortStream, message_text, printable, printable_json, write_message
 from bert_tasks.training.progress import Reporter
 from bert_tasks.training.step import StepLog
 from support.terminal_characters import acting
@@ -41,6 +42,33 @@ def test_json_is_the_same_json(content: object, indent: int | None) -> None:
     assert json.loads(text) == content
     assert not acting(text)
     assert printable(text) == text
+
+
+def test_paths_below_the_current_folder_are_relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "a b"
+    (folder / "inner").mkdir(parents=True)
+    monkeypatch.chdir(folder)
+    texts = {
+        f"model: {folder}/runs/x": "model: runs/x",
+        f"{folder}/x.csv:2: no label ({folder}/y.csv)": "x.csv:2: no label (y.csv)",
+        f"  bert-tasks serve '{folder}/runs/x'": "  bert-tasks serve 'runs/x'",
+        # Paths that are not below the folder stay as they are.
+        f"{folder}": f"{folder}",
+        f"{folder}/ is full": f"{folder}/ is full",
+        f"{folder}x/y": f"{folder}x/y",
+        f"/mnt{folder}/y": f"/mnt{folder}/y",
+        f"file://{folder}/y": f"file://{folder}/y",
+        f"{tmp_path}/y": f"{tmp_path}/y",
+    }
+    assert {text: message_text(text) for text in texts} == texts
+    assert message_text(f"{folder}/\x1b") == "\\x1b"
+    monkeypatch.chdir("/")
+    assert message_text("/tmp/x") == "/tmp/x"
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert message_text(f"{gone}/x") == f"{gone}/x"
 
 
 class Failing(io.StringIO):

@@ -21,7 +21,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.models import CommandFunctionType
 
 from bert_tasks.errors import ClosedPipeError, UsageError
-from bert_tasks.terminal import message_stream, printable, printable_json, write_message
+from bert_tasks.terminal import message_stream, message_text, printable, printable_json, write_message
 
 BOXES = 80  # columns of a terminal below which the boxes of help pages would cut words
 
@@ -108,7 +108,7 @@ class _PrintableFormatter(logging.Formatter):
     """Escapes what a file or a library may have put into a message."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return printable(super().format(record))
+        return message_text(super().format(record))
 
 
 @app.callback(invoke_without_command=True)
@@ -131,15 +131,21 @@ def _options(
     logging.basicConfig(level=level, handlers=[handler])
 
 
-def print_result(content: dict[str, Any], lines: list[str], *, as_json: bool) -> None:
-    """Prints a command's result on standard output, as lines or as JSON (see ``print_out``)."""
-    if as_json:
-        # JSON has no NaN, but Python writes it. Reading it back makes null of a metric that is not a number.
-        plain = json.loads(json.dumps(content, default=str), parse_constant=lambda _: None)
-        encoding = sys.stdout.encoding  # a stream that a program has put there may have none
-        is_unicode = encoding is not None and encoding.lower().replace("-", "").startswith("utf")
-        lines = [printable_json(json.dumps(plain, indent=2, ensure_ascii=not is_unicode))]
-    print_out("\n".join(lines))
+def print_result(content: dict[str, Any], lines: list[str], *, as_json: bool, headline: str = "") -> None:
+    """Prints a command's result on standard output, as lines or as JSON (see ``print_out``).
+
+    Before the lines stands the headline, if there is one, the main thing of the result, which a terminal shows in bold.
+    """
+    if not as_json:
+        if headline:
+            _print_in_bold(headline)
+        print_out(message_text("\n".join(lines)))
+        return
+    # JSON has no NaN, but Python writes it. Reading it back makes null of a metric that is not a number.
+    plain = json.loads(json.dumps(content, default=str), parse_constant=lambda _: None)
+    encoding = sys.stdout.encoding  # a stream that a program has put there may have none
+    is_unicode = encoding is not None and encoding.lower().replace("-", "").startswith("utf")
+    print_out(printable_json(json.dumps(plain, indent=2, ensure_ascii=not is_unicode)))
 
 
 def print_out(text: str) -> None:
@@ -152,6 +158,15 @@ def print_out(text: str) -> None:
     if is_printing_process():
         with _write_errors_raised():
             print(printable(text), flush=True)
+
+
+def _print_in_bold(text: str) -> None:
+    """Prints a line as ``print_out`` does, on a terminal in bold."""
+    from rich.console import Console  # its import takes time
+
+    if is_printing_process():
+        with _write_errors_raised():
+            Console().out(message_text(text), style="bold", highlight=False)
 
 
 @contextmanager
@@ -173,7 +188,7 @@ def print_notice(text: str) -> None:
     """Prints a line on standard output that is not the command's result. Ignores a failure to write it."""
     if is_printing_process():
         try:
-            print(printable(text), flush=True)
+            print(message_text(text), flush=True)
         except OSError:
             discard_output(1)  # otherwise the text that is still buffered would fail again at exit
 

@@ -24,7 +24,7 @@ from bert_tasks.errors import (
     messages_with_options,
 )
 from bert_tasks.storage import os_error_message
-from bert_tasks.terminal import printable
+from bert_tasks.terminal import message_text, printable
 from bert_tasks.variables import disable_telemetry, limit_primitive_caches
 
 _TRAINING = ("train", "search")
@@ -97,7 +97,7 @@ def _report_error(error: Exception, *, debug: bool) -> int:
     # A defect of one of several processes may not occur again, so its traceback is shown at once.
     if debug or (process_count() > 1 and not is_expected):
         sys.stderr.write(printable(masked("".join(traceback.format_exception(error)))))
-    sys.stderr.write(printable(_message(error, debug=debug)))
+    sys.stderr.write(message_text(_message(error, debug=debug)))
     if isinstance(error, BertTasksError):
         return error.exit_code
     if isinstance(error, OSError):  # an unusable file is no defect of the package

@@ -80,13 +80,17 @@ def evaluate(
     from bert_tasks.inference import evaluate_data
     from bert_tasks.model.heads import metric_table
     from bert_tasks.model.inputs import load_trained
+    from bert_tasks.report.results import evaluation_headline
 
     reading = replace(reading, document=document)
     loaded = load_trained(model, data=data, reading=reading, adapter=adapter, **loading)
     metrics = () if metric is None else tuple(metric)
     evaluation = evaluate_data(loaded, data, reading=reading, dtype=dtype, on_error=on_error, metrics=metrics)
+    headline = ""
+    if is_printing_process() and not as_json:
+        headline = evaluation_headline(loaded.tasks, evaluation)
     table = metric_table(loaded.tasks, evaluation.metrics)
-    print_result(evaluation.metrics, table.lines(), as_json=as_json)
+    print_result(evaluation.metrics, table.lines(), as_json=as_json, headline=headline)
 
 
 @app.command("predict")
@@ -294,13 +298,18 @@ def _rows_output(output: str, *, quiet: bool) -> Iterator[tuple[Any, Callable[[i
 
 
 def _print_rows_result(result: "Written", noun: str, output: str) -> None:
-    """Prints the number of rows. It goes to standard error if standard output has the rows."""
+    """Prints the number of rows, of a file also of each predicted label.
+
+    It goes to standard error if standard output has the rows.
+    """
     from bert_tasks.data.issues import counted
 
     if output == "-":
         print_err(counted(result.rows, noun))
     else:
         print_notice(f"{counted(result.rows, noun)}: {output}")
+        if result.labels:
+            print_notice(result.label_counts())
     for line in result.lines():
         print_err(f"note: {line}")
 

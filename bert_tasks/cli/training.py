@@ -32,6 +32,7 @@ from bert_tasks.cli.options import (
 from bert_tasks.errors import DataError, DivergedError, UsageError
 
 if TYPE_CHECKING:
+    from bert_tasks.data.columns import Column
     from bert_tasks.data.options import ReadOptions
     from bert_tasks.experiments.folds import FoldsResult
     from bert_tasks.experiments.search import SearchResult
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from bert_tasks.init import RecipeDraft
     from bert_tasks.recipe.schema import Recipe
     from bert_tasks.tasks.base import Task
+    from bert_tasks.training.state import FitResult
 
 
 @app.command("train")
@@ -204,8 +206,32 @@ def _train_once(loaded: "Recipe", *, overwrite: bool, quiet: bool, report: bool,
         lines.append("this run was already complete, so it was not trained again")
     if page is not None:
         lines.append(f"report: {page}")
-    lines += [f"model: {model}", *_head_note(result.tasks)]
-    print_result(summary, lines, as_json=as_json)
+    lines += [f"model: {model}", *_head_note(result.tasks), "next:"]
+    lines += [f"  {shlex.join(command)}" for command in _next_commands(loaded, result)]
+    print_result(summary, lines, as_json=as_json, headline=result.headline)
+
+
+def _next_commands(recipe: "Recipe", result: "FitResult") -> list[list[str]]:
+    """Returns the commands that use the model of a finished run, with files like the training file to fill in."""
+    run = str(result.output_dir)
+    suffix = Path(str(recipe.data.train)).suffix
+    if suffix in ("", ".gz"):  # rows that are no file, or whose name does not end in the format
+        suffix = ".csv"
+    commands = [["evaluate", run, f"test{suffix}"]]
+    if any(column.is_label for column in _columns(result.tasks)):
+        commands.append(["predict", run, f"new{suffix}", "--output", "predictions.jsonl"])
+        commands.append(["serve", run])
+    else:  # what follows is a model with labels
+        commands.append(["init", "labelled.csv", "--model", run])
+    return [["bert-tasks", *command] for command in commands]
+
+
+def _columns(tasks: "Mapping[str, Task]") -> "list[Column]":
+    """Returns the columns of all tasks."""
+    columns: list[Column] = []
+    for task in tasks.values():
+        columns += task.columns
+    return columns
 
 
 def _print_runs(

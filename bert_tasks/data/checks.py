@@ -28,6 +28,7 @@ from bert_tasks.tables import Result
 
 MOST_LABELS = 1000
 _IMBALANCED = 5  # times as many rows as the rarest label
+_UNEVEN = 3  # times as many rows as the rarest label, from which on class weights may help a degenerate model
 _DOMINANT = 0.9  # a label with a larger share hides the others
 _LINES_SHOWN = 5  # of rows with an empty or repeated text
 _FEW = 10  # a plain tag among ten chunk tags counts as a mistake
@@ -220,6 +221,20 @@ def imbalance_hint(counts: Mapping[str, int], task: str = "", *, are_tags: bool 
         f"imbalanced: {most!r} has {counted(rows[most], 'row')}, {least!r} {rows[least]}. Consider {settings} and "
         f'run.metric_for_best_model = "{prefix}macro_f1", which counts every label alike'
     )
+
+
+def has_rare_labels(table: Rows, columns: Sequence[Column]) -> bool:
+    """Returns True if class weights may help, because a label has at least three times as many rows as the rarest."""
+    column = first_column(columns, ClassKind)
+    if column is None:
+        return False
+    counts = count_labels(table, column).counts()
+    if not counts:
+        return False
+    most, least = max(counts.values()), min(counts.values())
+    if isinstance(column.type, Labels):
+        most = len(table) - least  # each label is decided alone, so the rows without it outnumber it
+    return most >= _UNEVEN * least
 
 
 def _rows_with(table: Rows, column: Column, issues: Iterable[RowIssue]) -> RowIssues:

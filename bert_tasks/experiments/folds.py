@@ -162,12 +162,13 @@ class FoldsResult(Result):
             of_folds.append((str(run.fold), str(run.rows), format_number(run.metrics.get(self.metric)), steps, state))
         metrics = self.metrics
         overall = {name: metric.out_of_fold for name, metric in metrics.items() if metric.out_of_fold is not None}
-        shown = self.task.output.metric_table(overall).overall
+        table = self.task.output.metric_table(overall)
         of_metrics = []
         for name, metric in metrics.items():
-            if name in shown or name not in overall:  # not the metrics of each label, which would be a long table
-                of_metrics.append((name, *map(format_number, (metric.out_of_fold, metric.mean, metric.std))))
-        folds = Table(columns=("fold", "rows", self.metric, "best step", ""), rows=of_folds)
+            if name in table.overall or name not in overall:  # not the metrics of each label, a long table
+                numbers = map(format_number, (metric.out_of_fold, metric.mean, metric.std))
+                of_metrics.append((table.title(name), *numbers))
+        folds = Table(columns=("fold", "rows", table.title(self.metric), "best step", ""), rows=of_folds)
         spread = Table(columns=("metric", "all rows", "mean", "std"), rows=of_metrics)
         tables = [self.summary, "", *folds.lines(), "", *spread.lines(), ""]
         files = [f"predictions: {self.output_dir / PREDICTIONS}", f"runs: {self.output_dir}"]

@@ -204,14 +204,18 @@ class SeedsResult(Result):
             by_set = metrics_by_set(means, results[0].validation_sets)
             tables = {name: metric_table(results[0].tasks, of_set) for name, of_set in by_set.items()}
         of_metrics: dict[str, tuple[str, ...]] = {}
+        best = self.metric
         for name, table in tables.items():
             for metric in table.overall:
                 key = metric_key(name, metric)
                 spread = metrics[key]
                 numbers = (spread.mean, spread.std, spread.median, spread.best, spread.best_seed)
-                of_metrics[key] = (key, *map(format_number, numbers))
+                title = metric_key(name, table.title(metric))
+                of_metrics[key] = (title, *map(format_number, numbers))
+                if key == self.metric:
+                    best = title
         of_runs = [self._run_cells(run) for run in self.runs]
-        lines = [*Table(columns=("seed", self.metric, "best step", ""), rows=of_runs).lines(), ""]
+        lines = [*Table(columns=("seed", best, "best step", ""), rows=of_runs).lines(), ""]
         columns = ("metric", "mean", "std", "median", "best", "of seed")
         lines += Table(columns=columns, rows=list(of_metrics.values())).lines()
         for name, table in tables.items():

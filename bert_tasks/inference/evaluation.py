@@ -70,7 +70,8 @@ class Score:
     """The evaluation of one head, on the rows that have a label for it (``head_rows``)."""
 
     metrics: dict[str, float]
-    predictions: list[Prediction]
+    rows: Sequence[Row]
+    predictions: list[Prediction]  # one for each row
     task: Task  # with the thresholds and the temperature that were fitted, if any were
     collapse: str | None = None  # see ``Output.degeneracy``
 
@@ -330,7 +331,7 @@ def _score(
         taken = {*metrics, LOSS}
         metrics |= metrics_of_head(own, name, task.output, predictions, rows_of_head, taken)
     collapse = task.output.degeneracy(predictions, rows_of_head)
-    return Score(metrics=metrics, predictions=predictions, task=task, collapse=collapse)
+    return Score(metrics=metrics, rows=rows_of_head, predictions=predictions, task=task, collapse=collapse)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -394,7 +394,7 @@ class PredictionRun:
     def _encoded(self, rows: Sequence[Row], sink: Sink) -> tuple[Written, Any]:
         """Returns the counts of a batch, and its predictions as the sink takes them."""
         batch = self._predictor.predict_batch(rows)
-        counts = Written(rows=len(rows), truncated=batch.truncated, unknown=batch.unknown)
+        counts = Written(rows=len(rows), truncated=batch.truncated, unknown=batch.unknown, labels=batch.labels)
         return counts, sink.encode(batch)
 
     def _append(self, results: Sequence[tuple[Written, Any]], sink: Sink, total: int | None) -> None:
@@ -406,6 +406,7 @@ class PredictionRun:
                 rows=written.rows + counts.rows,
                 truncated=written.truncated + counts.truncated,
                 unknown=UnknownTokens.total([written.unknown, counts.unknown]),
+                labels=written.labels + counts.labels,
             )
             self._show_progress(total)
 

@@ -5,9 +5,10 @@ Everything that predicts rows of files, streams and batches of other engines goe
 read.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,12 +29,14 @@ class PredictedBatch(NamedTuple):
         predictions: For each row the prediction of each head that has an input in it.
         truncated: Number of rows of which the model does not read all tokens.
         unknown: Number of tokens that the tokenizer does not know.
+        labels: Number of rows for each predicted label, if the model predicts one label for a row.
     """
 
     rows: Sequence[Row]
     predictions: Sequence[HeadPredictions]
     truncated: int
     unknown: UnknownTokens
+    labels: Counter[str | None]
 
 
 class Predictor:
@@ -102,4 +105,13 @@ class Predictor:
             predictions=predictions,
             truncated=len(truncated_rows),
             unknown=UnknownTokens.of([token_ids], self.model.require_tokenizer()),
+            labels=self._labels(predictions),
         )
+
+    def _labels(self, predictions: Sequence[HeadPredictions]) -> Counter[str | None]:
+        """Counts the labels of a model that predicts one label for a row."""
+        task = self.model.tasks.get("")  # None if there are several tasks
+        if task is None or not (task.output.has_labels and task.output.can_abstain):
+            return Counter()
+        labels: list[Any] = [each[""] for each in predictions]
+        return Counter(prediction.label for prediction in labels)

@@ -7,6 +7,7 @@ prediction. The sinks in sinks.py write.
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import combinations
@@ -19,11 +20,12 @@ from numpy.typing import NDArray
 from bert_tasks.data.arrow import read_batches
 from bert_tasks.data.cells import is_encodable
 from bert_tasks.data.columns import REJECT, PassthroughColumns
-from bert_tasks.data.issues import counted
+from bert_tasks.data.issues import counted, first_few
 from bert_tasks.data.rows import Rows
 from bert_tasks.data.unknown_tokens import UnknownTokens
 from bert_tasks.data.writers import DELIMITERS, FORMS, check_place, is_special, whole_file
 from bert_tasks.errors import DataError, UsageError, argument
+from bert_tasks.metrics.tables import on_one_line
 from bert_tasks.model.inputs import Data
 from bert_tasks.model.multitask import AnyModel
 from bert_tasks.outputs.prediction import Prediction, float_list
@@ -33,6 +35,7 @@ from bert_tasks.tasks.base import Task
 
 LINE = "line"
 Progress = Callable[[int, int | None], None]  # called with the number of completed rows and, if known, of all rows
+_MOST_LABELS = 10  # in the line of the counts of labels
 INPUT = "input."  # before the name of a column that a prediction's field has too
 
 
@@ -92,6 +95,8 @@ class Written:
         resumed: Number of rows that an earlier attempt had completed.
         truncated: Number of rows of this attempt of which the model has not read all tokens.
         unknown: Number of tokens that the tokenizer does not know.
+        labels: Number of rows of this attempt for each predicted label, if the model predicts one label for a row. The
+            label is None if its score was too low.
         rejected: Number of skipped rows.
         rejects: The file with the skipped rows and the reasons. None if no rows are skipped.
         notes: Sentences about the input, and about values that the output's format cannot hold.
@@ -102,6 +107,7 @@ class Written:
     resumed: int = 0
     truncated: int = 0
     unknown: UnknownTokens = field(default_factory=UnknownTokens)
+    labels: Counter[str | None] = field(default_factory=Counter)
     rejected: int = 0
     rejects: Path | None = None
     notes: tuple[str, ...] = ()
@@ -115,6 +121,16 @@ class Written:
         if self.rejects is not None:
             lines.append(f"{self.rejected} of {counted(self.rows + self.rejected, 'row')} skipped, see {self.rejects}")
         return [*lines, *self.warnings]
+
+    def label_counts(self) -> str:
+        """Returns a line with the most frequent predicted labels, their counts and their percentages."""
+        total = self.labels.total()
+        counts = []
+        for label, count in self.labels.most_common():
+            name = "null" if label is None else on_one_line(label)
+            counts.append(f"{name} {count} ({count / total:.0%})")
+        rows = f" of {counted(total, 'new row')}" if self.resumed else ""
+        return f"labels{rows}: {first_few(counts, _MOST_LABELS)}"
 
 
 class OutputDestination:

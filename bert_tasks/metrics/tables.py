@@ -96,6 +96,7 @@ class MetricTable:
         word: Noun for a row of the table (class, label, type, tag or questions). Empty without rows.
         columns: Names of the scores of a row.
         repeated: Skipped metrics -> the metric of ``overall`` that each equals by definition.
+        titles: Metrics of ``overall`` -> their names for people, if the key says too little, "f1" -> "f1 (praise)".
     """
 
     overall: Mapping[str, float]
@@ -103,10 +104,15 @@ class MetricTable:
     columns: tuple[str, ...] = CLASS_SCORES
     rows: tuple[ClassRow, ...] = ()
     repeated: Mapping[str, str] = field(default_factory=dict)
+    titles: Mapping[str, str] = field(default_factory=dict)
+
+    def title(self, metric: str) -> str:
+        """Returns the name of a metric for people."""
+        return self.titles.get(metric, metric)
 
     def lines(self, name: str = "") -> list[str]:
         """Returns lines for people, with the validation set's ``name`` before metrics."""
-        named = {metric_key(name, metric): value for metric, value in self.overall.items()}
+        named = {metric_key(name, self.title(metric)): value for metric, value in self.overall.items()}
         width = max((len(key) for key in named), default=0)
         lines = [f"{key:<{width}}  {format_number(value)}" for key, value in named.items()]
         if self.rows:
@@ -122,13 +128,17 @@ class MetricTable:
 
 
 def _cells(row: ClassRow) -> tuple[str, ...]:
-    """Returns the cells of a class, whose name may hold characters that would break the line."""
-    name = row.name
-    if not name.isprintable():
-        name = repr(name)
+    """Returns the cells of a class."""
     scores = [format_number(score) for score in row.scores]
     support = "-" if row.support is None else str(row.support)
-    return (name, *scores, support)
+    return (on_one_line(row.name), *scores, support)
+
+
+def on_one_line(label: str) -> str:
+    """Returns a label, quoted and escaped if it holds characters that would break the line."""
+    if label.isprintable():
+        return label
+    return repr(label)
 
 
 def format_number(value: float | None) -> str:

@@ -55,10 +55,13 @@ def metric_table(tasks: Mapping[str, Task], metrics: Mapping[str, float]) -> Met
         return tasks[""].output.metric_table(metrics)
     starts = {name: head_key(name, "") for name in tasks}
     overall = {key: value for key, value in metrics.items() if not key.startswith(tuple(starts.values()))}
+    titles: dict[str, str] = {}
     # An output chooses the metrics that people see by their names, which have no prefix there.
     for name, task in tasks.items():
         start = starts[name]
         of_head = {key.removeprefix(start): value for key, value in metrics.items() if key.startswith(start)}
-        for key, value in task.output.metric_table(of_head).overall.items():
+        table = task.output.metric_table(of_head)
+        for key, value in table.overall.items():
             overall[head_key(name, key)] = value
-    return MetricTable(overall=overall)
+            titles[head_key(name, key)] = head_key(name, table.title(key))
+    return MetricTable(overall=overall, titles=titles)

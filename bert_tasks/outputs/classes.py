@@ -16,7 +16,7 @@ from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.metrics.calibration import calibration
 from bert_tasks.metrics.classification import classification_metrics
 from bert_tasks.metrics.formulas import class_measure
-from bert_tasks.metrics.tables import MetricTable, metric_table
+from bert_tasks.metrics.tables import MetricTable, metric_table, on_one_line
 from bert_tasks.outputs.base import LossTerm, Output, labelled, no_loss
 from bert_tasks.outputs.calibration import (
     ECE,
@@ -314,13 +314,17 @@ class Classes(Output[ClassPrediction]):
         return predicted, labels
 
     def metric_table(self, metrics: Mapping[str, float]) -> MetricTable:
-        """Skips ``f1``, which equals ``macro_f1`` unless there are two classes."""
-        repeated = {"f1": "macro_f1"}
-        if len(self.labels) == 2 or "macro_f1" not in metrics:
-            repeated = {}
-        return metric_table(
+        """Skips ``f1``, which equals ``macro_f1`` unless there are two classes, of which it is that of the second."""
+        repeated: dict[str, str] = {}
+        titles: dict[str, str] = {}
+        if len(self.labels) == 2:
+            titles["f1"] = f"f1 ({on_one_line(self.labels[1])})"
+        elif "macro_f1" in metrics:
+            repeated["f1"] = "macro_f1"
+        table = metric_table(
             metrics, self.labels, lambda name, score: f"{score}_{name}", word="class", repeated=repeated
         )
+        return replace(table, titles=titles)
 
     def truths(self, row: Row) -> Sequence[Hashable]:
         label = row.get(self.column.name)

@@ -16,15 +16,15 @@ from bert_tasks.data.options import ReadOptions
 from bert_tasks.data.trained_reading import options_for_file
 from bert_tasks.errors import UsageError
 from bert_tasks.inference import evaluate_data
-from bert_tasks.inference.evaluation import Score, labelled_table
-from bert_tasks.metrics.tables import CLASS_SCORES, ClassRow, MetricTable
+from bert_tasks.inference.evaluation import Evaluation, Score, labelled_table
+from bert_tasks.metrics.tables import CLASS_SCORES, ClassRow, MetricTable, format_number
 from bert_tasks.model.heads import joined_metrics, metric_table, primary_metric
 from bert_tasks.model.inputs import reading_for_labels
 from bert_tasks.model.multitask import AnyModel
 from bert_tasks.outputs.prediction import Prediction
 from bert_tasks.outputs.sections import ReportSections
 from bert_tasks.report.collect import Run, load_model
-from bert_tasks.report.statistics import Estimate, bootstrap
+from bert_tasks.report.statistics import LEVEL, Estimate, bootstrap
 from bert_tasks.tables import Result
 from bert_tasks.tasks.base import Task
 from bert_tasks.training import files as outputs
@@ -153,6 +153,28 @@ def results_of(
     if sections is None:
         return None
     return Results.of(sections, first=first)
+
+
+def evaluation_headline(tasks: Mapping[str, Task], evaluation: Evaluation) -> str:
+    """Returns the primary metric of an evaluation, with its number of rows and its interval, if it has one.
+
+    Its interval takes up to a few seconds for many rows. The mean over several tasks has none.
+    """
+    metric = primary_metric(tasks)
+    title = metric_table(tasks, evaluation.metrics).title(metric)
+    text = f"{title} {format_number(evaluation.metrics.get(metric))}"
+    only = evaluation.scores.get("")
+    if only is None:
+        counts = [f"{name}: {counted(len(score.rows), 'row')}" for name, score in evaluation.scores.items()]
+        return f"{text} ({', '.join(counts)})"
+    sections = only.task.output.report(only.predictions, only.rows, only.task.texts)
+    if sections is None:
+        return f"{text} on {counted(len(only.rows), 'row')}"
+    text = f"{text} on {counted(len(sections.results), sections.unit.removesuffix('s'))}"
+    estimate = bootstrap(sections.measure).get(metric)
+    if estimate is None or estimate.low is None:
+        return text
+    return f"{text} ({LEVEL} % interval: {format_number(estimate.low)} to {format_number(estimate.high)})"
 
 
 def _plain(scores: Scores) -> dict[str, Any]:

@@ -49,7 +49,7 @@ class Call:
     Attributes:
         rows, task: As for ``Batcher.answer``.
         respond: A function that returns the content of the response from the predictions and the number of tokens.
-        truncate: True if a text that is too long is cut. Otherwise it is rejected.
+        truncate: True if a text that is too long is truncated. Otherwise it is rejected.
         tokens: The number of tokens that the model reads, which ``count`` sets.
     """
 
@@ -63,7 +63,7 @@ class Call:
         """Counts the tokens of the features.
 
         Raises:
-            DataError: A text is too long, and may not be cut.
+            DataError: A text is too long, and may not be truncated.
         """
         self.tokens = sum(len(feature["input_ids"]) for feature in features)
         longest = max((feature.get("lost_tokens", 0) for feature in features), default=0)

@@ -247,7 +247,7 @@ class Task(TaskSettings[PredictionT], Generic[PredictionT]):
         if not cuts.cut_rows:
             return ()
         limit = f"max_length = {self.max_length} tokens"
-        return (f"{cuts.share(cuts.cut_rows)} rows are longer than {limit} and were cut",)
+        return (f"{cuts.share(cuts.cut_rows)} rows are longer than {limit} and were truncated",)
 
     def token_spans(self, rows: Sequence[Row], tokenizer: "PreTrainedTokenizerBase") -> TokenSpans:
         """Returns what each token of each feature stands for, in the order of ``features``, for explanations."""

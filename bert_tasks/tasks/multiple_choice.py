@@ -2,7 +2,7 @@
 
 Each choice is a sequence of its own, read as the pair of the context and the question followed by the choice (Zellers
 et al., arXiv:1808.05326, as Devlin et al. read it). A row is one sample. The softmax runs over its choices, and each
-row may have another number. Texts longer than ``max_length`` are cut from their longer part first.
+row may have another number. Texts longer than ``max_length`` are truncated, the longer part first.
 """
 
 from collections.abc import Mapping, Sequence
@@ -55,7 +55,7 @@ class MultipleChoice(Task[ChoicePrediction]):
             "label": ("label", "answer", "answerkey", "correct", "gold", "target", "gold_label"),
         }
     )
-    limits: ClassVar[tuple[str, ...]] = ("If context, question and choice are longer together, they are cut.",)
+    limits: ClassVar[tuple[str, ...]] = ("If context, question and choice are longer together, they are truncated.",)
     example_rows: ClassVar[Sequence[Row]] = (
         {
             "context": "The pan was still hot. She wanted to move it to the table.",

@@ -1,7 +1,7 @@
 """Pair classification of two texts read together, or a number for them.
 
 Owns the second text and the groups in which rows are ranked. ``TextClassification`` does everything else. A pair that
-is longer than ``max_length`` is cut from its longer text first, as in transformers.
+is longer than ``max_length`` is truncated, the longer text first, as in transformers.
 """
 
 from collections import defaultdict

@@ -1,7 +1,7 @@
 """Sequence classification with a class, several labels, or a number for a text.
 
-Owns how texts become windows. A text longer than ``max_length`` is cut, or read in overlapping windows whose logits the
-output averages before the loss and before the prediction.
+Owns how texts become windows. A text longer than ``max_length`` is truncated, or read in overlapping windows whose
+logits the output averages before the loss and before the prediction.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,8 +30,8 @@ class SequenceClassification(TextClassification):
     ``max_length``, and with windows up to its whole length.
 
     Attributes:
-        long_texts: ``truncate`` cuts at ``max_length``, and ``windows`` reads everything, as the mean of the logits of
-            several windows.
+        long_texts: ``truncate`` shortens texts to ``max_length`` tokens, and ``windows`` reads everything, as the mean
+            of the logits of several windows.
         doc_stride: The OVERLAP of two neighbouring windows in tokens, as in transformers.
 
     Examples:
@@ -81,12 +81,12 @@ class SequenceClassification(TextClassification):
     def limits(self) -> tuple[str, ...]:
         if self.long_texts == "windows":
             return ()
-        return ("Longer texts are cut, not read in windows.",)
+        return ("Longer texts are truncated, not read in windows.",)
 
     @classmethod
     def suggested(cls, words: int, longest: int) -> list[Suggestion]:
         suggestions = super().suggested(words, longest)
         if needed_tokens(words) > longest:
-            comment = "reads all of a long text, whose end is otherwise cut off"
+            comment = "reads all of a long text, which is otherwise truncated"
             suggestions.append(Suggestion("long_texts", "windows", comment, is_active=False))
         return suggestions

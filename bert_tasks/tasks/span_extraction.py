@@ -55,7 +55,7 @@ class SpanExtraction(Task[SpanPrediction]):
         max_length: Maximum length of a window with question, part of the context and special tokens.
         doc_stride: The OVERLAP of two neighbouring windows in tokens, as in transformers (in Google's BERT and in FARM
             the word means the step from one to the next).
-        max_query_length: Maximum number of tokens of a question. Longer ones are cut, and counted in a warning.
+        max_query_length: Maximum number of tokens of a question. Longer ones are truncated, and counted in a warning.
 
     Examples:
         >>> TaskModel.from_pretrained(base, task=SpanExtraction).predict([("Who sings?", "Ada sings in Paris.")])
@@ -182,19 +182,19 @@ class SpanExtraction(Task[SpanPrediction]):
             lost_tokens, lost_answers = 0, 0  # the first window counts for the row
 
     def _windows(self, question: Sequence[Any], context: ContextTokens, frame: Frame) -> list[range]:
-        """Returns the tokens of the context in each window, next to a cut question."""
+        """Returns the tokens of the context in each window, next to a truncated question."""
         capacity = self.max_length - len(question) - frame.size
         return cut(range(len(context.ids) + 1), room=capacity, overlap=self.doc_stride)
 
     def cut_notes(self, cuts: Truncation) -> tuple[str, ...]:
-        """Returns sentences about questions that were cut, and about those whose answer is in no window."""
+        """Returns sentences about questions that were truncated, and about those whose answer is in no window."""
         notes = []
         if cuts.cut_rows:
             limit = f"max_query_length = {self.max_query_length} tokens"
             are, were = "are", "were"
             if cuts.cut_rows == 1:
                 are, were = "is", "was"
-            notes.append(f"{cuts.share(cuts.cut_rows)} questions {are} longer than {limit} and {were} cut")
+            notes.append(f"{cuts.share(cuts.cut_rows)} questions {are} longer than {limit} and {were} truncated")
         if cuts.lost_answers:
             have = "has" if cuts.lost_answers == 1 else "have"
             notes.append(
@@ -245,7 +245,7 @@ class SpanExtraction(Task[SpanPrediction]):
         return [
             Suggestion("max_length", length, "tokens of a window. Longer contexts have several windows"),
             Suggestion("doc_stride", min(cls.doc_stride, length // 3), "OVERLAP in tokens of two windows"),
-            Suggestion("max_query_length", question_length, "tokens. Longer questions are cut"),
+            Suggestion("max_query_length", question_length, "tokens. Longer questions are truncated"),
         ]
 
 

@@ -55,7 +55,7 @@ class ZeroShotClassification(TextClassification):
         return len(self.output.labels)
 
     def features(self, rows: Sequence[Row], tokenizer: "PreTrainedTokenizerBase") -> list[Feature]:
-        """Returns one window for each label. Only the text is cut, as in the pipeline.
+        """Returns one window for each label. Only the text is truncated, as in the pipeline.
 
         Raises:
             UsageError: A hypothesis leaves no token for the text.

@@ -16,7 +16,16 @@ from bert_tasks.data.rows import Rows
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.inference import evaluate_samples
 from bert_tasks.inference.own_metrics import OwnMetric, lower_names
-from bert_tasks.metrics.tables import LOSS, SEPARATOR, metric_key, metrics_by_set, split_key, untuned
+from bert_tasks.metrics.tables import (
+    LOSS,
+    SEPARATOR,
+    format_number,
+    metric_key,
+    metrics_by_set,
+    metrics_of_set,
+    split_key,
+    untuned,
+)
 from bert_tasks.model.encoder_with_heads import ForwardFn
 from bert_tasks.model.features import tokenized
 from bert_tasks.model.heads import metric_table, primary_metric
@@ -27,6 +36,8 @@ from bert_tasks.tasks.several import head_key
 from bert_tasks.training.records import MetricRecord
 
 Validation = Mapping[str, tuple[Samples, Rows]]
+# Metrics that are the fraction of a label if a model always predicts that label.
+_ACCURACIES = ("accuracy", "overall_accuracy")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,11 +56,12 @@ class Evaluated:
 
     @property
     def overall(self) -> dict[str, float]:
-        """The metrics over all rows by ``metric_key``, without those of labels and those that equal another one."""
+        """The metrics over all rows for people, without those of labels and those that equal another one."""
         overall: dict[str, float] = {}
         for name, metrics in metrics_by_set(self.metrics, list(self.collapses)).items():
-            for metric, value in metric_table(self.tasks, metrics).overall.items():
-                overall[metric_key(name, metric)] = value
+            table = metric_table(self.tasks, metrics)
+            for metric, value in table.overall.items():
+                overall[metric_key(name, table.title(metric))] = value
         return overall
 
 
@@ -199,6 +211,29 @@ def metric_metadata(
         lower_is_better=sorted(lower),
         neutral=sorted(neutral),
     )
+
+
+def headline(
+    tasks: Mapping[str, Task], metrics: Mapping[str, float], *, name: str, frequent: tuple[str, float] | None
+) -> str:
+    """Returns the primary metric on a validation set, beside its majority baseline if it has one.
+
+    An accuracy that is not above the baseline shows that the model learned nothing.
+
+    Args:
+        tasks: The task of each head.
+        metrics: All metrics of all validation sets.
+        name: The name of the validation set.
+        frequent: The most frequent label of its rows and the fraction of this label, if there are labels.
+    """
+    metric = primary_metric(tasks)
+    of_set = metrics_of_set(metrics, name)
+    title = metric_key(name, metric_table(tasks, of_set).title(metric))
+    text = f"{title} {format_number(of_set.get(metric))}"
+    if frequent is None or metric not in _ACCURACIES:
+        return text
+    label, fraction = frequent
+    return f"{text} (always predicting {label!r}: {format_number(fraction)})"
 
 
 def rank_of(metrics: Mapping[str, float], metadata: MetricRecord) -> tuple[float, float]:

@@ -53,6 +53,7 @@ from bert_tasks.training.evaluation import (
     check_metrics,
     check_set_names,
     evaluate_all,
+    headline,
     metric_metadata,
     rank_of,
 )
@@ -394,22 +395,30 @@ class Trainer:
             validation_sets=tuple(self.splits.validation),
             collapse=state.best_collapse,
             notes=list(end_notes(self.steps, self.splits, state, best_set=self.best_set)),
+            headline=self._headline(state.best),
         )
         path = self.output_dir / outputs.SUMMARY
         broadcast_from_main(self.accelerator, outputs.write_json, path, result.to_json())
         self._remove_checkpoints()
         for note in result.notes:
             self.reporter.note(note)
-        # An accuracy that is not above the fraction of the most frequent label shows that the model learned nothing.
-        frequent = most_frequent_label(self.splits.validation[self.best_set], self.model.row_columns)
         self.reporter.end(
             seconds=state.seconds,
             tokens_per_second=self.clock.mean_tokens_per_second,
             best_epoch=order.epochs(state.best_step),
             epochs=order.epochs(state.step),
-            frequent=frequent,
+            frequent=self._frequent_label,
         )
         return result
+
+    @cached_property
+    def _frequent_label(self) -> tuple[str, float] | None:
+        """The most frequent label of the rows that choose the best model and its fraction, if there are labels."""
+        return most_frequent_label(self.splits.validation[self.best_set], self.model.row_columns)
+
+    def _headline(self, metrics: Mapping[str, float]) -> str:
+        """Returns the primary metric of the best model, beside its majority baseline if it has one."""
+        return headline(self.model.tasks, metrics, name=self.best_set, frequent=self._frequent_label)
 
     def preflight(self) -> None:
         """Fits the task to the training rows, freezes parameters, and checks all that can be checked before a step.
@@ -559,7 +568,14 @@ class Trainer:
         self._load_best()
         self._remove_checkpoints()
         sets = tuple(self.splits.validation)
-        return FitResult(**dict(summary), output_dir=self.output_dir, tasks=stored, validation_sets=sets, reused=True)
+        return FitResult(
+            **dict(summary),
+            output_dir=self.output_dir,
+            tasks=stored,
+            validation_sets=sets,
+            headline=self._headline(summary.metrics),
+            reused=True,
+        )
 
     def _remove_checkpoints(self) -> None:
         """Removes the checkpoints of a finished run, unless they are to be kept."""

@@ -29,13 +29,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from bert_tasks.data.issues import counted
 from bert_tasks.environment import masked
 from bert_tasks.errors import UsageError
-from bert_tasks.terminal import message_stream, printable
+from bert_tasks.terminal import message_stream, message_text
 from bert_tasks.training import files as outputs
 from bert_tasks.training.records import EventRecord, RunRecord
 from bert_tasks.training.step import StepLog, StepResult
 from bert_tasks.variables import disable_telemetry
 
 _LOGGER = logging.getLogger("bert_tasks")
+_WIDE = 100  # columns of a terminal with room for all figures. On others, rich would shorten the times
 _HOUR = 3600.0  # in seconds, the time over which the speed is averaged that predicts the remaining time
 # Trackers get the curves, but neither the machine nor the command line nor the code. The environment variables of W&B
 # still apply.
@@ -93,20 +94,26 @@ class Clock:
 class Reporter:
     """Reports a run on standard error.
 
-    On a terminal or in a notebook it shows a progress bar, and elsewhere a line every ``logging_steps`` steps. It
-    writes nothing if it is not ``visible``, as on all processes but the main one.
+    On a terminal or in a notebook it shows a progress bar, and elsewhere a line every ``logging_steps`` steps. A narrow
+    terminal has no room for the learning rate and the speed. It writes nothing if it is not ``visible``, as on all
+    processes but the main one.
     """
 
     def __init__(
         self, *, total_steps: int, logging_steps: int, visible: bool = True, console: Console | None = None
     ) -> None:
         console = Console(file=message_stream()) if console is None else console
+        figures = "loss {task.fields[loss]}"
+        if console.width >= _WIDE:
+            figures += "  lr {task.fields[rate]}  {task.fields[speed]} tokens/s"
         columns = (
             TextColumn("[bold]{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("loss {task.fields[loss]}  lr {task.fields[rate]}  {task.fields[speed]} tokens/s"),
+            TextColumn(figures),
+            TextColumn("elapsed"),
             TimeElapsedColumn(),
+            TextColumn("left"),
             TimeRemainingColumn(),
         )
         self._total, self._every, self._is_visible, self._console = total_steps, logging_steps, visible, console
@@ -122,7 +129,7 @@ class Reporter:
     def line(self, text: str) -> None:
         """Shows a line about the progress."""
         if self._is_visible:
-            self._console.out(printable(text), highlight=False)
+            self._console.out(message_text(text), highlight=False)
 
     def note(self, text: str) -> None:
         """Shows what a reader of the run must know."""
@@ -141,7 +148,7 @@ class Reporter:
             elapsed, left = _clock_time(task.elapsed), _clock_time(task.time_remaining)
             self.line(
                 f"step {completed}/{self._total}  {description}  loss {loss}  lr {rate}  {speed} tokens/s  "
-                f"time {elapsed}  ETA {left}"
+                f"elapsed {elapsed}  left {left}"
             )
 
     def evaluation(self, step: int, metrics: Mapping[str, float], *, best: bool) -> None:

@@ -18,7 +18,7 @@ import torch
 from accelerate import Accelerator
 from pydantic import BeforeValidator, ConfigDict, Field, SkipValidation, ValidationError
 
-from bert_tasks.data.checks import named_splits
+from bert_tasks.data.checks import has_rare_labels, labelled_splits, named_splits
 from bert_tasks.data.columns import REJECT
 from bert_tasks.data.issues import shortened
 from bert_tasks.data.splits import Splits
@@ -52,6 +52,8 @@ from bert_tasks.training.records import (
 )
 from bert_tasks.training.step import OptimizerSteps
 
+_FEW_STEPS = 200  # in which a new head may not have learned anything yet
+_USUAL_RATE = 1e-4  # the largest learning rate that is usual for a pre-trained model
 Tasks = SkipValidation[Mapping[str, Task]]
 # A checkpoint stores an infinite rank as null, because JSON has no infinity (see records.py).
 LowestIfNull = BeforeValidator(lambda value: -math.inf if value is None else value)
@@ -184,6 +186,8 @@ class FitResult(SummaryRecord):
         collapse: The prediction of the best model for every row of a validation set although the labels differ, such as
             "predicts 'calm' for every row", or None.
         notes: Sentences that a reader of the metrics must know.
+        headline: The primary metric on the validation rows that chose the best model. Beside an accuracy is that of
+            always predicting the most frequent label, such as "accuracy 0.9535 (always predicting 'calm': 0.5000)".
         reused: True if the run was complete already, so that nothing was trained.
 
     Examples:
@@ -196,6 +200,7 @@ class FitResult(SummaryRecord):
     output_dir: Path = Field(exclude=True)
     tasks: Tasks = Field(exclude=True)
     validation_sets: tuple[str, ...] = Field(exclude=True)
+    headline: str = Field(default="", exclude=True)
     reused: bool = Field(default=False, exclude=True)
 
     def metric_tables(self) -> dict[str, MetricTable]:
@@ -212,8 +217,8 @@ class FitResult(SummaryRecord):
     def _repr_html_(self) -> str:
         """Returns what a notebook shows: the metrics as a table, and where the model is."""
         columns, rows = ["validation set", "metric", "value"], []
-        for name, metrics in self.metric_tables().items():
-            rows += [[name, metric, f"{value:.4f}"] for metric, value in metrics.overall.items()]
+        for name, table in self.metric_tables().items():
+            rows += [[name, table.title(metric), f"{value:.4f}"] for metric, value in table.overall.items()]
         if self.validation_sets == ("",):
             columns, rows = columns[1:], [row[1:] for row in rows]
         about = f"best after step {self.best_step} of {self.steps}, {self.train_seconds:.0f} s of training"
@@ -551,11 +556,27 @@ def end_notes(steps: OptimizerSteps, splits: Splits, state: TrainerState, *, bes
     if state.best_collapse is None:
         return
     where = f" of the validation set {best_set!r}" if best_set else ""
-    remedies = [f"a lower learning_rate (now {steps.optim.learning_rate:g})"]
-    for task in state.tasks.values():  # several tasks may have the same remedy
-        remedies += [remedy for remedy in task.output.remedies if remedy not in remedies]
-    epochs = steps.order.epochs(steps.plan.total)
+    *remedies, last = _remedies(steps, splits, state.tasks)
     yield (
         f"the best model {state.best_collapse}{where}, although the labels of the validation rows differ. "
-        f"Try {', '.join(remedies)} or more epochs (now {epochs:.3g})"
+        f"Try {', '.join(remedies)} or {last}"
     )
+
+
+def _remedies(steps: OptimizerSteps, splits: Splits, tasks: Mapping[str, Task]) -> list[str]:
+    """Returns what may help a run whose best model predicts one label, the most likely first."""
+    rate, model = steps.optim.learning_rate, steps.objective.model
+    epochs = f"more epochs (now {steps.order.epochs(steps.plan.total):.3g})"
+    # A new head that was updated a few times by small amounts still predicts what its random weights favour. After many
+    # updates, or large ones, the usual reason is that they were too large.
+    if steps.plan.total < _FEW_STEPS and rate <= _USUAL_RATE:
+        remedies = [epochs, f"a higher learning_rate (now {rate:g})"]
+    else:
+        remedies = [f"a lower learning_rate (now {rate:g})", epochs]
+    for name, task in tasks.items():
+        rows = splits
+        if name:
+            rows = labelled_splits(splits, name, task.columns, model.heads[name].columns)
+        if has_rare_labels(rows.train, task.columns):  # several tasks may have the same remedy
+            remedies += [remedy for remedy in task.output.remedies if remedy not in remedies]
+    return remedies

@@ -7,6 +7,7 @@ import re
 import shutil
 import socket
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -231,6 +232,15 @@ class TestTrain:
         assert "this run was already complete, so it was not trained again" in second.out
         assert f"model: {folder / 'model'}" in second.out
         assert "report:" not in second.out
+        lines = second.out.splitlines()
+        accuracy = f"{summary['metrics']['accuracy']:.4f}"
+        assert lines[0] == f"accuracy {accuracy} (always predicting 'calm': 0.5000)"
+        assert lines[-4:] == [
+            "next:",
+            f"  bert-tasks evaluate {folder} test.csv",
+            f"  bert-tasks predict {folder} new.csv --output predictions.jsonl",
+            f"  bert-tasks serve {folder}",
+        ]
         assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
         assert "or --overwrite to replace the run" in failure(
             run("train", recipe, "--set", "optim.weight_decay=0.3"), 2
@@ -304,7 +314,21 @@ class TestEvaluate:
         metrics = json.loads(result.out)
         assert metrics == inference.evaluate(model, data)
         lines = run("evaluate", model, data).out.splitlines()
-        assert f"{metrics['accuracy']:.4f}" in next(line for line in lines if line.startswith("accuracy"))
+        assert f"{metrics['accuracy']:.4f}" in next(line for line in lines if line.startswith("accuracy  "))
+
+    def test_begins_with_the_interval_of_the_report(
+        self, trained: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        options = ("--data", trained / "dev.csv", "--output", tmp_path / "report.html", "--json")
+        reported = json.loads(run("report", trained / "run", *options).out)
+        accuracy = reported["data"]["results"]["estimates"]["accuracy"]
+        interval = f"{accuracy['low']:.4f} to {accuracy['high']:.4f}"
+        headline = f"accuracy {accuracy['value']:.4f} on 6 rows (95 % interval: {interval})"
+        assert run("evaluate", trained / "run", trained / "dev.csv").out.splitlines()[0] == headline
+        monkeypatch.setenv("FORCE_COLOR", "1")  # which makes a terminal of standard output
+        monkeypatch.setenv("TERM", "xterm")
+        shown = run("evaluate", trained / "run", trained / "dev.csv").out
+        assert shown.startswith(f"\x1b[1m{headline}\x1b[0m\n")
 
     def test_digits_are_those_of_training(self, trained: Path, run: Run) -> None:
         evaluated = run("evaluate", trained / "run" / "model", trained / "dev.csv", "--json")
@@ -331,9 +355,11 @@ class TestPredict:
     def test_writes_every_row(self, model: Path, data: Path, tmp_path: Path, run: Run) -> None:
         result = run("predict", model, data, "--output", tmp_path / "answers.jsonl")
         assert result.code == 0, result.err
-        assert result.out == f"20 predictions: {tmp_path / 'answers.jsonl'}\n"
-        assert run("predict", model, "--text", "x").err.startswith("1 prediction\n")
         answers = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
+        labels = Counter(answer["label"] for answer in answers).most_common()
+        counts = ", ".join(f"{label} {count} ({count / 20:.0%})" for label, count in labels)
+        assert result.out == f"20 predictions: {tmp_path / 'answers.jsonl'}\nlabels: {counts}\n"
+        assert run("predict", model, "--text", "x").err == "1 prediction\n"
         assert len(answers) == len(LINES)
         assert all(sum(answer["scores"].values()) == pytest.approx(1) for answer in answers)
 
@@ -453,6 +479,9 @@ class TestTrainRows:
         result = run(*command)
         assert result.code == 0, result.err
         assert "task: sequence-classification" in result.err
+        assert "model: runs/reviews/model" in result.out.splitlines()  # as a user would type it
+        assert result.out.endswith("  bert-tasks serve runs/reviews\n")
+        assert json.loads(run(*command, "--json").out)["model"] == str(Path("runs/reviews/model").absolute())
         assert Path("runs/reviews/model/config.json").is_file()
         assert run("init", rows, "--output", "runs/other.toml").code == 0
         lines = Path("runs/other.toml").read_text().replace("other.toml", "reviews.toml").splitlines()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_tasks.data.checks import TokenCounts, check_splits, data_report, imbalance_hint, infer_labels
+from bert_tasks.data.checks import TokenCounts, check_splits, data_report, has_rare_labels, imbalance_hint, infer_labels
 from bert_tasks.data.columns import Column
 from bert_tasks.data.features import Truncation
 from bert_tasks.data.issues import RowIssues
@@ -217,7 +217,7 @@ def test_the_data_report() -> None:
     train = table(("Good film", "x"), (" good film ", "x"), ("good FILM", "y"), ("", "y"), ("other", "x"))
     dev = table(("GOOD film", "y"), ("new", "x"), ("new", "x"), source="dev.csv")
     cuts = Truncation(rows=5, cut_rows=2)
-    tokens = TokenCounts(lengths=np.array([4, 8, 8, 4, 2, 3]), cuts=cuts, notes=("2 rows were cut",))
+    tokens = TokenCounts(lengths=np.array([4, 8, 8, 4, 2, 3]), cuts=cuts, notes=("2 rows were truncated",))
     report = data_report(
         Splits(train=train, validation={"hard": dev}), {"train": tokens}, columns=COLUMNS, labels=("y", "x", "z")
     )
@@ -237,7 +237,7 @@ def test_the_data_report() -> None:
         "  1 empty text (line 4)",
         "  2 duplicate texts (lines 2, 3)",
         "  1 duplicate has a conflicting label (line 3)",
-        "  2 rows were cut",
+        "  2 rows were truncated",
         "validation_hard: 3 rows",
         "  labels: y 1 (33%), x 2 (67%), z 0 (0%)",
         "  1 duplicate text (line 3)",
@@ -272,3 +272,14 @@ def test_the_note_on_a_label_that_almost_all_have(
     if hint is not None and parts is not None:
         assert all(phrase in hint for phrase in parts)
         assert ("focal_gamma" in hint) == (max(counts.values()) > 90)
+
+
+def test_a_label_is_rare_if_another_one_has_three_times_as_many_rows() -> None:
+    assert has_rare_labels(labelled(*"aaab"), COLUMNS)
+    assert not has_rare_labels(labelled(*"aabcc"), COLUMNS)
+    assert not has_rare_labels(labelled(*"ab"), (TEXT,))
+    # A label among several is rare beside the rows without it.
+    rows = [{"text": f"text {number}", "labels": ["y"]} for number in range(4)]
+    once, twice = ([{**row, "labels": ["x", "y"]} for row in rows[:count]] + rows[count:] for count in (1, 2))
+    assert has_rare_labels(read(once, SETS, require_labels=False), SETS)
+    assert not has_rare_labels(read(twice, SETS, require_labels=False), SETS)

@@ -122,7 +122,8 @@ def test_progress_leaves_the_terminal_before_the_result_is_told(straight: Path, 
         for state in line.split("\r"):  # a carriage return: what follows is written over what is there
             seen = state + seen[len(state) :]
         lines.append(seen.strip())
-    assert lines == ["2 predictions: out.csv"]
+    assert lines[0] == "2 predictions: out.csv"
+    assert lines[1].startswith("labels: ")
 
 
 def test_closed_standard_input_is_said(straight: Path, tmp_path: Path) -> None:

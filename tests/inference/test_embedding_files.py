@@ -126,7 +126,7 @@ def test_messages_say_what_was_computed(encoder: Encoder, base: Path, data: Path
     result = embed_file(encoder, data, tmp_path / "a.npy", layer=1, normalize=False, max_length=6)
     assert result.lines() == [
         "mean pooling of layer 1 of 2, 36 numbers, not normalised, at most 6 tokens",
-        "2 of 5 (40.0%) rows are longer than max_length = 6 tokens and were cut",
+        "2 of 5 (40.0%) rows are longer than max_length = 6 tokens and were truncated",
     ]
 
 

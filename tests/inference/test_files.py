@@ -130,7 +130,7 @@ class TestEvaluate:
     def test_rows_that_were_cut_are_counted(self, single: TaskModel, caplog: pytest.LogCaptureFixture) -> None:
         rows = [{"text": "sunny " * count, "label": "calm"} for count in (1, 90, 80)]
         evaluate(single, rows)
-        assert "rows: 2 of 3 (66.7%) rows are longer than max_length = 40 tokens and were cut" in caplog.text
+        assert "rows: 2 of 3 (66.7%) rows are longer than max_length = 40 tokens and were truncated" in caplog.text
 
     def test_data_that_cannot_be_evaluated(self, single: TaskModel, tmp_path: Path) -> None:
         with pytest.raises(DataError, match="no rows"):

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+from collections import Counter
 from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
@@ -15,6 +16,7 @@ from pyarrow import parquet
 from bert_tasks.errors import ClosedPipeError, DataError, UsageError
 from bert_tasks.inference import WriteOptions, predict, predict_file, sinks
 from bert_tasks.inference.sinks import MANIFEST, ROWS, unfinished_folder
+from bert_tasks.inference.writing import Written
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.storage import locked
 from bert_tasks.tasks import SequenceClassification, SpanExtraction, TokenClassification
@@ -160,13 +162,33 @@ class TestFormats:
         for output in (io.BytesIO(), tmp_path / "whole.jsonl"):
             done = predict_file(model, rows, output)
             assert (done.rows, done.truncated, done.rejected) == (9, 5, 0)
-        assert done.lines() == ["5 of 9 (55.6%) rows are longer than max_length = 16 tokens and were cut"]
+        assert done.lines() == ["5 of 9 (55.6%) rows are longer than max_length = 16 tokens and were truncated"]
         with monkeypatch.context() as patch:
             patch.setattr(sinks.LineFile, "finish", None)
             with pytest.raises(TypeError):
                 predict_file(model, rows, tmp_path / "a.jsonl")
         done = predict_file(model, rows, tmp_path / "a.jsonl")
         assert (done.resumed, done.rows, done.truncated, done.rejected) == (9, 9, 0, 0)
+        assert done.labels == {}
+
+    def test_labels_are_counted_if_a_row_has_one(self, model: TaskModel, base: Path, tmp_path: Path) -> None:
+        rows = [{"text": word} for word in ("home", "walks", "home", "Ann", "the")]
+        done = predict_file(model, rows, tmp_path / "a.jsonl")
+        assert done.labels == Counter(row["label"] for row in read(tmp_path / "a.jsonl"))
+        highest = max(row["score"] for row in read(tmp_path / "a.jsonl"))
+        done = predict_file(model, rows, tmp_path / "b.jsonl", abstain_below=highest)
+        assert done.labels == Counter(row["label"] for row in read(tmp_path / "b.jsonl"))
+        assert done.labels[None] > 0
+        tagger = TaskModel.from_pretrained(base, task=TAGGER)
+        assert predict_file(tagger, [{"words": ["Ann"]}], tmp_path / "c.jsonl").labels == {}
+
+    def test_the_line_of_counts_has_the_most_frequent_labels(self) -> None:
+        labels = Counter({"glad": 3, "a\nb": 4, None: 1})
+        assert Written(rows=8, labels=labels).label_counts() == "labels: 'a\\nb' 4 (50%), glad 3 (38%), null 1 (12%)"
+        resumed = Written(rows=10, resumed=9, labels=Counter(["glad"]))
+        assert resumed.label_counts() == "labels of 1 new row: glad 1 (100%)"
+        many = Written(rows=12, labels=Counter({f"l{n}": 1 for n in range(12)})).label_counts()
+        assert (many.count("("), many[-3:]) == (10, "...")
 
 
 class TestSkipping:

@@ -11,6 +11,7 @@ from bert_tasks.metrics.classification import classification_metrics, multilabel
 from bert_tasks.metrics.squad import squad_v2_metrics
 from bert_tasks.metrics.tables import MetricTable, format_number, metric_table
 from bert_tasks.metrics.tagging import tagging_metrics
+from bert_tasks.model.heads import metric_table as metric_table_of_heads
 from bert_tasks.tasks import PairClassification, SequenceClassification, SpanExtraction, TokenClassification
 
 # Labels that look like the names of other metrics.
@@ -40,6 +41,22 @@ def test_classes(task_class, data):
     check_rows(table, metrics, Counter(labels[number] for number in true))
     overall = {"loss", "accuracy", "macro_f1", "matthews_correlation"}
     assert table.overall.keys() == (overall | {"f1"} if len(labels) == 2 else overall)
+
+
+@pytest.mark.parametrize(("labels", "title"), [(("calm", "glad"), "f1 (glad)"), (("calm", "a\tb"), "f1 ('a\\tb')")])
+def test_f1_of_one_class_names_the_class_in_print_only(labels, title):
+    metrics = classification_metrics([0, 1, 1], [0, 1, 0], labels)
+    table = SequenceClassification.of(labels=labels).output.metric_table(metrics)
+    assert "f1" in table.overall
+    assert [line.partition("  ")[0] for line in table.lines("dev") if "/f1" in line] == [f"dev/{title}"]
+    several = metric_table_of_heads(
+        {"mood": SequenceClassification.of(labels=labels), "tags": TokenClassification.of(labels=("O", "B-X"))},
+        {f"mood.{name}": value for name, value in metrics.items()},
+    )
+    assert "mood.f1" in several.overall
+    assert several.title("mood.f1") == f"mood.{title}"
+    three = SequenceClassification.of(labels=(*labels, "sad")).output
+    assert three.metric_table(metrics).title("f1") == "f1"
 
 
 @given(st.data())

@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from bert_tasks import load_recipe, train
+from bert_tasks import MultiTaskModel, load_recipe, train
+from bert_tasks.data.options import ReadOptions
+from bert_tasks.inference import evaluate_data
 from bert_tasks.report import make_report
+from bert_tasks.report.results import evaluation_headline
 from support.small_checkpoints import save_checkpoint
 from support.task_examples import CLASSES
 
@@ -76,3 +79,11 @@ def test_rows_of_each_task_are_divided_listed_and_explained(run: Path, tmp_path:
         texts = {row["text"]: row for row in ROWS}
         assert all(line["label"] == texts[line["text"]][name] != line["prediction"] for line in wrong)
         assert all(line["channel"] == texts[line["text"]]["channel"] for line in wrong)
+
+
+def test_the_headline_of_an_evaluation_counts_the_rows_of_each_task(run: Path, tmp_path: Path) -> None:
+    model = MultiTaskModel.from_pretrained(run / "model")
+    evaluation = evaluate_data(model, tmp_path / "dev.jsonl", reading=ReadOptions())
+    mean = f"mean_primary_metric {evaluation.metrics['mean_primary_metric']:.4f}"
+    counts = f"parity: {len(ROWS)} rows, topic: {len(ROWS) - 1} rows"
+    assert evaluation_headline(model.tasks, evaluation) == f"{mean} ({counts})"

@@ -226,7 +226,7 @@ class TestMetrics:
         assert V2.cut_notes(Truncation(rows=200, cut_rows=0)) == ()
         cut, lost = V2.cut_notes(Truncation(rows=200, cut_rows=3, lost_answers=1))
         limit = f"max_query_length = {V2.max_query_length} tokens"
-        assert cut == f"3 of 200 (1.5%) questions are longer than {limit} and were cut"
+        assert cut == f"3 of 200 (1.5%) questions are longer than {limit} and were truncated"
         assert lost.startswith("1 of 200 (0.5%) questions has an answer that no window of max_length = ")
 
     def test_first_version_refuses_unanswerable_questions(self) -> None:

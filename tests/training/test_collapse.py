@@ -8,6 +8,7 @@ import pytest
 from bert_tasks import fit
 from bert_tasks.cli import main
 from bert_tasks.report import make_report
+from bert_tasks.training import state
 from support.recipes import write_csv, write_with_data
 from support.sampling import slow_except
 from support.task_examples import EXAMPLES
@@ -46,6 +47,25 @@ def test_a_run_that_predicts_one_label_says_so_and_a_healthy_one_nothing(name, c
     options = {**OPTIONS, "epochs": 20, "eval_steps": 20}
     healthy = fit(load_model(checkpoint, EXAMPLES[name].task), rows, rows, output_dir=tmp_path / "healthy", **options)
     assert (healthy.collapse, healthy.notes) == (None, [])
+
+
+@pytest.mark.parametrize(
+    ("options", "repeated", "advice"),
+    [
+        ({}, 0, "Try more epochs (now 1) or a higher learning_rate (now 2e-05)"),
+        ({}, 4, 'Try more epochs (now 1), a higher learning_rate (now 2e-05) or class_weights = "balanced"'),
+        ({"learning_rate": 1e-3}, 0, "Try a lower learning_rate (now 0.001) or more epochs (now 1)"),
+        ({"epochs": 2}, 0, "Try a lower learning_rate (now 2e-05) or more epochs (now 2)"),  # as many steps as are many
+    ],
+)
+def test_the_advice_fits_the_run(options, repeated, advice, checkpoint, tmp_path, monkeypatch):
+    rows = make_rows(12)
+    monkeypatch.setattr(state, "_FEW_STEPS", 6)
+    train = [*rows, *[row for row in rows if row["label"] == "negative"] * repeated]
+    alike = [{**row, "text": rows[0]["text"]} for row in rows]
+    options = {**OPTIONS, "batch_size": 5 * (repeated + 1), "learning_rate": 2e-5, "epochs": 1, **options}
+    result = fit(load_model(checkpoint), train, alike, output_dir=tmp_path, **options)
+    assert result.notes[0].endswith(f"the labels of the validation rows differ. {advice}")
 
 
 def test_the_validation_set_that_picks_the_best_model_decides(checkpoint, tmp_path):

@@ -158,7 +158,9 @@ def scripted(monkeypatch, values, *, key="accuracy"):
     def evaluation(model, samples, table, accelerator, *, tune=False, forward_fn=None, stop=None, metrics=()):
         seen.append(weights_of(model))
         metrics = {"loss": 1.0, "accuracy": 0.5, key: next(script)}
-        return Evaluation(metrics=metrics, scores={"": Score(metrics=metrics, predictions=[], task=model.task)})
+        return Evaluation(
+            metrics=metrics, scores={"": Score(metrics=metrics, rows=[], predictions=[], task=model.task)}
+        )
 
     monkeypatch.setattr(selection, "evaluate_samples", evaluation)
     return seen

@@ -30,9 +30,9 @@ def test_plain_lines_come_at_the_first_step_every_few_and_the_last():
     _, stream = plain(total=12, every=5)
     lines = stream.getvalue().splitlines()
     assert [line.split()[1] for line in lines] == ["1/12", "5/12", "10/12", "12/12"]
-    assert lines[0].endswith("ETA -:--:--")
-    assert lines[1] == "step 5/12  epoch 1  loss 0.5124  lr 4.20e-05  12,346 tokens/s  time 0:00:10  ETA 0:00:14"
-    assert lines[-1].endswith("ETA 0:00:00")
+    assert lines[0].endswith("left -:--:--")
+    assert lines[1] == "step 5/12  epoch 1  loss 0.5124  lr 4.20e-05  12,346 tokens/s  elapsed 0:00:10  left 0:00:14"
+    assert lines[-1].endswith("left 0:00:00")
 
 
 def test_plain_output_has_no_control_characters():
@@ -49,20 +49,23 @@ def test_plain_output_has_no_control_characters():
 @pytest.mark.parametrize(("per_step", "text"), [(0.1, "0:00:05"), (36.0, "0:30:00"), (1000, "13:53:20")])
 def test_the_time_left_is_readable(per_step, text):
     _, stream = plain(total=100, every=50, seconds_per_step=per_step)
-    assert stream.getvalue().splitlines()[1].endswith(f"ETA {text}")
+    assert stream.getvalue().splitlines()[1].endswith(f"left {text}")
 
 
-def test_the_bar_shows_loss_rate_and_speed():
-    stream = io.StringIO()
-    console = Console(file=stream, force_terminal=True, width=120, height=20)
-    reporter = Reporter(total_steps=9, logging_steps=1, console=console)
+@pytest.mark.parametrize(("width", "figures"), [(120, "loss 0.5124  lr 4.20e-05  4,321 tokens/s"), (80, "loss 0.5124")])
+def test_the_bar_shows_figures_and_names_the_times(width, figures):
+    stream, now = io.StringIO(), [0.0]
+    console = Console(file=stream, force_terminal=True, width=width, height=20, get_time=lambda: now[0])
+    reporter = Reporter(total_steps=9000, logging_steps=1, console=console)
     reporter.note("weights: [all] loaded")
-    reporter.step(log(3), epoch=1, tokens_per_second=4321.0)
+    for step in (0, 2999):
+        now[0] += 50
+        reporter.step(log(step), epoch=1, tokens_per_second=4321.0)
     reporter.evaluation(4, {"accuracy": 0.75}, best=False)
     reporter.close()
     shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", stream.getvalue())
-    for phrase in ("epoch 2", "4/9", "loss 0.5124", "lr 4.20e-05", "4,321 tokens/s"):
-        assert phrase in shown
+    assert "epoch 2" in shown
+    assert f"3000/9000 {figures} elapsed 0:01:40 left 0:01:41" in shown
     assert "weights: [all] loaded" in shown
     assert "evaluation after step 4: accuracy 0.7500" in shown
 

@@ -166,7 +166,7 @@ def test_a_dry_run_shows_the_first_row_that_training_sees(folder, monkeypatch):
 def test_training_says_how_many_rows_were_cut(folder, capsys):
     train(recipe(folder, "optim.epochs=1"))
     longest = recipe(folder).settings["max_length"]
-    message = f"1 of 20 (5.0%) rows are longer than max_length = {longest} tokens and were cut"
+    message = f"1 of 20 (5.0%) rows are longer than max_length = {longest} tokens and were truncated"
     assert f"train: {message}" in " ".join(capsys.readouterr().err.split())
     assert f"  {message}" in check(recipe(folder)).lines()
 
