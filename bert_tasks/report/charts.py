@@ -67,6 +67,15 @@ class Strip(Plot):
     left, right = 18, width - 18  # so that the numbers at both ends of the axis fit
 
     @classmethod
+    def scale(cls, axis: Axis) -> Markup:
+        """Returns the path of the axis, a horizontal line with a short vertical one for each tick."""
+        middle = cls.height // 2
+        steps = [f"M{cls.left} {middle}H{cls.right}"]
+        for tick in axis.ticks:
+            steps.append(f"M{coordinate(cls.across(tick, axis))} {middle - 4}V{middle + 4}")
+        return Markup("".join(steps))
+
+    @classmethod
     def numbered_ticks(cls, axis: Axis) -> list[float]:
         """Returns the ticks that have a number. Of many ticks it is every other one, because there is no more room."""
         ticks = axis.ticks

@@ -112,9 +112,8 @@ def _summaries(run: Run, results: Mapping[str, Results], on_file: FileResults | 
             rows = f"{rows} of {name}"
         sentences.append((rows, results_on_set.sections.summary))
     if on_file is not None and on_file.results is not None:
-        rows = (
-            f"{on_file.results.rows:,} {on_file.results.sections.unit} of {cut(Path(on_file.source).name, _MOST_NAME)}"
-        )
+        file_name = cut(Path(on_file.source).name, _MOST_NAME)
+        rows = f"{on_file.results.rows:,} {on_file.results.sections.unit} of {file_name}"
         sentences.append((rows, on_file.results.sections.summary))
     summaries = [f"On {rows}, {summary}." for rows, summary in sentences if summary]
     if not summaries:
