@@ -240,7 +240,7 @@ def test_the_model_is_described_first(browser: "Browser", pages: dict[str, str])
     )
 
 
-def test_the_score_of_the_run_is_shown(browser: "Browser", run: Path, model_of: ModelOf) -> None:
+def test_the_score_of_the_run_is_shown(browser: "Browser", run: Path) -> None:
     with listening([TaskModel.from_pretrained(run)]) as (url,):
         opened(browser, url)
         facts = browser.text("#facts")
