@@ -102,7 +102,7 @@ def test_tags_without_entities_are_counted():
 
 SENTENCES = {
     "spans": r"On 9 validation questions, (\d) predictions? (?:is|are) exactly right \(.*; never .* 44\.4 %\.",
-    "masks": r"On 9 validation texts, (\d+) of the \d+ masked tokens are predicted right \(",
+    "masks": r"On \d validation texts, (\d+) of the \d+ masked tokens are predicted right \(",
     "classes": r"On 10 validation rows, (\d+) predictions? (?:is|are) right \(",
 }
 
@@ -198,10 +198,10 @@ def test_the_confusion_matrix_has_percentages_of_its_rows(run_of):
 @pytest.mark.parametrize(
     ("name", "verdicts"),
     [
-        ("classes", {"✗ wrong"}),
-        ("spans", {"✓ right", "✗ wrong", "✗ partly right"}),
-        ("masks", {"✓ right", "✗ wrong"}),
-        ("tags", {"✓ all correct", "✗ 1 span differs", "✗ 2 spans differ", "✗ 3 spans differ"}),
+        ("classes", "✗ wrong"),
+        ("spans", "✓ right|✗ wrong|✗ partly right"),
+        ("masks", "✓ right|✗ wrong"),
+        ("tags", r"✓ all correct|✗ 1 span differs|✗ \d spans differ"),
     ],
 )
 def test_examples_begin_with_the_verdict(run_of, tmp_path, name, verdicts):
@@ -212,7 +212,7 @@ def test_examples_begin_with_the_verdict(run_of, tmp_path, name, verdicts):
     for item in items:
         first = re.match(r'<p class="verdict"><span class="(?:good|bad)">([^<]*)</span>', item)
         assert first is not None, item[:200]
-        assert first[1] in verdicts
+        assert re.fullmatch(verdicts, first[1])
         if name != "tags":
             assert item.index("prediction") < item.index("</p>")
 
