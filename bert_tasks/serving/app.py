@@ -76,7 +76,7 @@ from bert_tasks.serving.requests import (
     requested_labels,
     written_prediction,
 )
-from bert_tasks.serving.run_info import RunInfo, run_info
+from bert_tasks.serving.run_info import run_info
 from bert_tasks.storage import sha256
 from bert_tasks.tasks.base import TEXTS, Task
 from bert_tasks.tasks.embedding import Embedding
@@ -433,8 +433,8 @@ def _content_policy(content: bytes, *elements: bytes) -> str:
 def _add_description(app: FastAPI, served_models: ServedModels, limits: Limits, name: str) -> None:
     """Adds ``/model``, which describes a model. The page builds its form from the description."""
     # The files of a run are read once, before the first request.
-    infos: dict[str | None, RunInfo | None] = {key: run_info(model) for key, (model, _) in served_models.items()}
-    infos[None] = next(iter(infos.values()))
+    infos = {key: run_info(model) for key, (model, _) in served_models.items()}
+    default = next(iter(served_models))
 
     @app.get(
         "/model",
@@ -467,7 +467,7 @@ def _add_description(app: FastAPI, served_models: ServedModels, limits: Limits, 
                 "limits": asdict(limits),
                 "examples": list(example_rows(model)),
                 "max_length": max_length,
-                "run": infos[adapter],
+                "run": infos[default if adapter is None else adapter],
                 "explains": batcher.no_explanations is None,
             }
         )

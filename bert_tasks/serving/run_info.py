@@ -3,8 +3,7 @@
 import math
 from contextlib import suppress
 from pathlib import Path, PurePath
-
-from typing_extensions import TypedDict
+from typing import Any
 
 from bert_tasks.errors import BertTasksError
 from bert_tasks.metrics.tables import metric_key
@@ -14,27 +13,15 @@ from bert_tasks.training import files
 from bert_tasks.training.records import RunRecord, SummaryRecord, read_record
 
 
-class Score(TypedDict):
-    """The primary metric of the best model on the first validation set, and the name and the rows of this set."""
-
-    metric: str
-    value: float
-    data: str
-    rows: int
-
-
-class RunInfo(TypedDict):
-    """The model that was fine-tuned, when that began (in UTC), and the score of the result. None is not known."""
-
-    base_model: str | None
-    started: str | None
-    score: Score | None
-
-
-def run_info(model: AnyModel) -> RunInfo | None:
+def run_info(model: AnyModel) -> dict[str, Any] | None:
     """Returns what the run of a model has recorded, or None if the model was not loaded from the folder of a run.
 
     It is also None for an encoder that embeds texts, because the score of the run is that of a head.
+
+    Returns:
+        The ``base_model`` that was fine-tuned, the time in UTC when the run ``started``, and the ``score``: the primary
+        ``metric`` of the best model with its ``value``, and the name (``data``) and the number of ``rows`` of the first
+        validation set. A value that is not known is None.
     """
     if model.origin is None or isinstance(model.tasks.get(""), Embedding):
         return None
@@ -69,10 +56,11 @@ def _run_folder(folder: Path) -> Path | None:
     return None
 
 
-def _score(metadata: RunRecord, summary: SummaryRecord) -> Score | None:
+def _score(metadata: RunRecord, summary: SummaryRecord) -> dict[str, Any] | None:
     name = metadata.metrics.sets[0]
     value = summary.metrics.get(metric_key(name, metadata.metrics.primary))
-    split = metadata.data.get(f"validation_{name}" if name else "validation")
+    split_name = f"validation_{name}" if name else "validation"
+    split = metadata.data.get(split_name)
     if value is None or split is None or not math.isfinite(value):
         return None
     data = split.source
