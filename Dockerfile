@@ -1,10 +1,11 @@
 # bert-tasks on a CPU. Built from a checkout:
 #   docker build --tag bert-tasks .
-#   docker build --tag bert-tasks --build-arg EXTRAS=quickstart,export,tracking .
-#   docker run --rm --volume "$PWD:/work" --user "$(id -u):$(id -g)" bert-tasks train recipe.toml
+#   docker build --tag bert-tasks --build-arg EXTRAS=quickstart,serve,export,tracking .
+#   docker run --rm --volume "$PWD:/work" --user "$(id -u):$(id -g)" --no-healthcheck bert-tasks train recipe.toml
+#   docker run --rm --volume "$PWD:/work" --publish 8000:8000 bert-tasks serve runs/first/model --host 0.0.0.0
 FROM python:3.11.9-slim-bookworm AS build
 
-ARG EXTRAS=quickstart
+ARG EXTRAS=quickstart,serve,export
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN python -m venv /opt/bert-tasks
@@ -29,5 +30,8 @@ RUN mkdir --mode 1777 /cache
 ENV PATH=/opt/bert-tasks/bin:$PATH HF_HOME=/cache/huggingface PYTHONUNBUFFERED=1
 WORKDIR /work
 USER 10001:10001
+EXPOSE 8000
+# It asks the server. A container that trains has none: run it with --no-healthcheck.
+HEALTHCHECK --start-period=60s CMD ["python", "-c", "from urllib.request import urlopen; urlopen('http://localhost:8000/healthz', timeout=5)"]
 ENTRYPOINT ["bert-tasks"]
 CMD ["--help"]

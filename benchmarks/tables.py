@@ -178,12 +178,10 @@ def speed(train: Result, predict: Result) -> list[str]:
     rivals = {"grouped": "with length-grouped batches", "default": "at its default", "compiled": "with `torch_compile`"}
     claims = []
     for side, words in rivals.items():
-        factors = [
-            ratio(times(figures[side]), times(figures[OURS]))
-            for figures in train["figures"].values()
-            if side in figures
-        ]
-        claims.append(f"{span(factors)} times as fast as the Trainer {words}")
+        measured = [figures for figures in train["figures"].values() if side in figures]
+        if measured:
+            factors = [ratio(times(figures[side]), times(figures[OURS])) for figures in measured]
+            claims.append(f"{span(factors)} times as fast as the Trainer {words}")
     loop, pipeline = (
         number(ratio(predict["seconds"][name], predict["seconds"]["bert_tasks"]))
         for name in ("sorted loop", "pipeline()")

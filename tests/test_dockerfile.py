@@ -1,10 +1,13 @@
 """The Dockerfile, read and not built: a pinned base, no root, no secrets, and everything that it copies is there."""
 
+import inspect
 import re
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+from bert_tasks.serving import serve
 
 
 class Instruction(NamedTuple):
@@ -18,7 +21,19 @@ def instructions(repository: Path) -> list[Instruction]:
     lines = re.sub(r"\\\n", " ", re.sub(r"^\s*#.*\n", "", text, flags=re.MULTILINE)).splitlines()
     result = [Instruction(*line.split(maxsplit=1)) for line in lines if line.strip()]
     names = {instruction.name for instruction in result}
-    assert names <= {"FROM", "ARG", "ENV", "RUN", "WORKDIR", "COPY", "USER", "ENTRYPOINT", "CMD"}
+    assert names <= {
+        "FROM",
+        "ARG",
+        "ENV",
+        "RUN",
+        "WORKDIR",
+        "COPY",
+        "USER",
+        "EXPOSE",
+        "HEALTHCHECK",
+        "ENTRYPOINT",
+        "CMD",
+    }
     return result
 
 
@@ -42,6 +57,17 @@ def test_it_runs_the_command_as_nobody_special(instructions: list[Instruction]) 
     assert final.index(Instruction("USER", users[0])) > max(
         n for n, instruction in enumerate(final) if instruction.name == "RUN"
     )
+
+
+def test_it_serves_as_it_is(instructions: list[Instruction], repository: Path) -> None:
+    (extras,) = [value.removeprefix("EXTRAS=") for name, value in instructions if name == "ARG" and "EXTRAS" in value]
+    assert {"serve", "export"} <= set(extras.split(","))
+    (port,) = [instruction.value for instruction in last_stage(instructions) if instruction.name == "EXPOSE"]
+    (check,) = [instruction.value for instruction in last_stage(instructions) if instruction.name == "HEALTHCHECK"]
+    assert f"http://localhost:{port}/healthz" in check
+    page = (repository / "docs" / "how_to" / "serve.md").read_text("utf-8")
+    assert f"docker run --rm --publish {port}:{port}" in page
+    assert inspect.signature(serve).parameters["port"].default == int(port)
 
 
 def test_no_secrets_and_no_copy_of_everything(instructions: list[Instruction], repository: Path) -> None:

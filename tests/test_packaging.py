@@ -107,7 +107,7 @@ def test_every_import_of_the_tests_is_declared(project: dict[str, Any], reposito
     files = sorted(set((repository / "tests").rglob("*.py")))
     sources = [Source(f"tests.{file.stem}", file.read_text("utf-8")) for file in files]
     scripts = [*(repository / "campaigns").glob("*.py"), repository / "docs" / "generate_reference.py"]
-    own = {"support", *(canonical(script.stem) for script in scripts)}
+    own = {"support", "images", *(canonical(script.stem) for script in scripts)}
     extras = project["optional-dependencies"]
     needed = project["dependencies"] + [name for extra in extras.values() for name in extra]
     declared = {requirement_name(requirement) for requirement in needed}

@@ -78,7 +78,7 @@ def test_two_commands_do_the_set_up_and_the_install_line_fits_the_commands(
 
 def test_results_are_the_means_and_deviations_of_the_runs(repository: Path) -> None:
     row = re.compile(r"^\| (.*?), .*?\| ([\d., ]+) \| ([\d., ]+) \|", re.MULTILINE)
-    quality = (repository / "docs" / "quality.md").read_text(encoding="utf-8")
+    quality = (repository / "docs" / "benchmarks.md").read_text(encoding="utf-8")
     runs = {name: cells for name, *cells in reversed(row.findall(quality))}
     text = (repository / "README.md").read_text(encoding="utf-8")
     results = re.findall(r"^\| ([^,|]+), .*? \| (\S+±\S+) \| (\S+±\S+) \|$", text, re.MULTILINE)
@@ -165,8 +165,8 @@ def test_type_checkers_know_the_api(type_errors: dict[str, list[str]]) -> None:
 def test_tables_of_numbers_name_the_command_that_made_them(repository: Path) -> None:
     """The README links to the page with the runs; that page names the scripts, which exist."""
     text = (repository / "README.md").read_text(encoding="utf-8")
-    assert "](docs/quality.md)" in text[text.index("## Results") :]
-    quality = (repository / "docs" / "quality.md").read_text(encoding="utf-8")
+    assert "](docs/benchmarks.md#quality)" in text[text.index("## Results") :]
+    quality = (repository / "docs" / "benchmarks.md").read_text(encoding="utf-8")
     for task in ("SST-2", "CoLA"):
         assert re.search(rf"^\| {task},.*\d\d\.\d", quality, flags=re.MULTILINE)
     scripts = re.findall(r"python (benchmarks/\S+\.py)", quality)
