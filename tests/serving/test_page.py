@@ -245,7 +245,7 @@ def test_the_score_of_the_run_is_shown(browser: "Browser", run: Path) -> None:
         opened(browser, url)
         facts = browser.text("#facts")
         accuracy = json.loads((run / "metrics.json").read_text("utf-8"))["metrics"]["accuracy"]
-        assert f"Scoreaccuracy {accuracy:.4g} on rows.jsonl (8 rows)" in facts
+        assert f"Scoreaccuracy {accuracy:.4g} on validation (8 rows)" in facts
         assert f"Base model{run.parent.name}/base" in facts
         assert browser.low_contrast() == []
         assert browser.overflowing() == []

@@ -22,7 +22,7 @@ def test_the_score_has_its_data_and_date(run: Path) -> None:
     expected = {
         "base_model": f"{run.parent.name}/base",
         "started": metadata["started"],
-        "score": {"metric": "accuracy", "value": metrics["accuracy"], "data": "rows.jsonl", "rows": 8},
+        "score": {"metric": "accuracy", "value": metrics["accuracy"], "data": "validation", "rows": 8},
     }
     for folder in (run, run / "model", run / "adapter"):
         model = TaskModel.from_pretrained(folder)
@@ -49,6 +49,19 @@ def test_what_the_folder_does_not_know_is_none(run: Path, tmp_path: Path) -> Non
     assert run_info(TaskModel.from_pretrained(moved)) is None
     task = EXAMPLES["single"].task
     assert run_info(TaskModel(TaskModel.from_pretrained(alone).hf_config, task)) is None
+
+
+@pytest.mark.parametrize(("source", "hub", "shown"), [("/home/ada/dev.csv", None, "dev.csv"), ("a/b", {}, "a/b")])
+def test_a_file_is_named_without_its_folder(
+    run: Path, tmp_path: Path, source: str, hub: dict[str, str] | None, shown: str
+) -> None:
+    moved = shutil.copytree(run, tmp_path / "moved")
+    metadata = json.loads((moved / "run.json").read_text("utf-8"))
+    metadata["data"]["validation"].update({"source": source, "hub": hub})
+    (moved / "run.json").write_text(json.dumps(metadata), "utf-8")
+    info = run_info(TaskModel.from_pretrained(moved))
+    assert info is not None
+    assert info["score"]["data"] == shown
 
 
 def test_paths_of_the_machine_are_cut() -> None:
