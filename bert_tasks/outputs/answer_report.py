@@ -11,8 +11,11 @@ from bert_tasks.metrics.calibration import calibration
 from bert_tasks.metrics.formulas import MetricFormula, answer_measure
 from bert_tasks.metrics.squad import answer_scores
 from bert_tasks.metrics.tables import MetricTable, metric_table
+from bert_tasks.outputs.row_sections import right_predictions
 from bert_tasks.outputs.sections import (
     MOST_CHARACTERS,
+    RIGHT,
+    WRONG,
     Axis,
     Chart,
     Example,
@@ -23,6 +26,7 @@ from bert_tasks.outputs.sections import (
     RowResult,
     Segment,
     cut,
+    per_cent,
     thinned,
 )
 
@@ -108,6 +112,10 @@ def answer_sections(pairs: Pairs, *, version_2: bool, null_threshold: float | No
         questions.append(_Question(row, row["answers"]["text"], prediction, exact, f1))
     results = [_result(question) for question in questions]
     exact_name = exact_match_name(version_2=version_2)
+    without_model = ""
+    if version_2 and questions:
+        unanswerable = sum(not question.labels for question in questions)
+        without_model = f"never answering would give {per_cent(unanswerable, len(questions))}"
     groups: dict[str, MetricFormula] = {}
     charts: tuple[Chart, ...] = ()
     figures: Mapping[str, Any] = {}
@@ -121,6 +129,7 @@ def answer_sections(pairs: Pairs, *, version_2: bool, null_threshold: float | No
         unit="questions",
         headline=("f1", exact_name),
         results=tuple(results),
+        summary=right_predictions(results, without_model, right="exactly right"),
         percent=True,
         groups=groups,
         calibration=calibration(confidences, scores.exact),
@@ -247,9 +256,13 @@ def _example(question: _Question) -> Example:
     answer = cut(prediction.answer, 200)
     if not answer:
         answer = "no answer"
-    tone: Literal["good", "bad"] = "good" if question.f1 == 1 else "bad"
+    tone: Literal["good", "bad"] = "good" if question.exact else "bad"
     candidates = [(cut(span.text, 120), span.score) for span in prediction.n_best[:_BEST]]
+    verdict = RIGHT
+    if not question.exact:
+        verdict = Remark(name="✗ partly right", tone="bad") if question.f1 > 0 else WRONG
     remarks = (
+        verdict,
         Remark(name="label", value=label),
         Remark(name="prediction", value=answer, tone=tone),
         Remark(name="F1", value=float(question.f1)),

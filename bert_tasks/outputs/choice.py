@@ -30,9 +30,9 @@ from bert_tasks.outputs.features import Feature, windows_by_row
 from bert_tasks.outputs.logits import NO_LOGIT, choice_logits, softmax_divergence
 from bert_tasks.outputs.losses import check_focal_gamma, cross_entropy
 from bert_tasks.outputs.prediction import Prediction
-from bert_tasks.outputs.row_sections import coverage_charts, mistakes
+from bert_tasks.outputs.row_sections import coverage_charts, mistakes, right_predictions
 from bert_tasks.outputs.samples import joined_logits, with_joined_logits
-from bert_tasks.outputs.sections import Chart, ReportSections, RowResult, cut
+from bert_tasks.outputs.sections import Chart, ReportSections, RowResult, cut, per_cent
 from bert_tasks.outputs.settings import fitted, require
 
 if TYPE_CHECKING:
@@ -252,6 +252,7 @@ class Choice(Output[ChoicePrediction]):
             unit="rows",
             headline=("accuracy",),
             results=tuple(results),
+            summary=right_predictions(results, _random_choice(scores_of_choices)),
             calibration=calibration(scores, correct),
             uncalibrated=before,
             charts=charts,
@@ -267,6 +268,14 @@ class Choice(Output[ChoicePrediction]):
 
     def describe(self, decision: int) -> str:
         return f"choice {decision} for every row"
+
+
+def _random_choice(scores_of_choices: Sequence[Sequence[float]]) -> str:
+    """Returns the accuracy of a random choice, for ``right_predictions``."""
+    chances = [1 / len(scores) for scores in scores_of_choices]
+    if not chances:
+        return ""
+    return f"choosing at random would give {per_cent(sum(chances), len(chances))}"
 
 
 def _result(row: Row, prediction: ChoicePrediction) -> RowResult:

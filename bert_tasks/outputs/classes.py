@@ -39,7 +39,7 @@ from bert_tasks.outputs.features import Feature, windows_by_row
 from bert_tasks.outputs.logits import sample_logits, softmax_divergence
 from bert_tasks.outputs.losses import check_focal_gamma, cross_entropy
 from bert_tasks.outputs.prediction import Prediction
-from bert_tasks.outputs.row_sections import coverage_charts, mistakes
+from bert_tasks.outputs.row_sections import coverage_charts, mistakes, most_frequent_label, right_predictions
 from bert_tasks.outputs.samples import (
     check_known,
     label_logits_to_explain,
@@ -369,6 +369,7 @@ class Classes(Output[ClassPrediction]):
             unit="rows",
             headline=("accuracy", "macro_f1"),
             results=tuple(results),
+            summary=right_predictions(results, most_frequent_label(labels)),
             label_word="class",
             labels=self.labels,
             confusion=Confusion.of(labels, predicted, self.labels, "rows"),

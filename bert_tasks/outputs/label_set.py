@@ -31,7 +31,7 @@ from bert_tasks.outputs.features import Feature, windows_by_row
 from bert_tasks.outputs.logits import sample_logits, sigmoid_divergence
 from bert_tasks.outputs.losses import binary_cross_entropy, check_focal_gamma
 from bert_tasks.outputs.prediction import Prediction
-from bert_tasks.outputs.row_sections import mistakes
+from bert_tasks.outputs.row_sections import mistakes, most_frequent_label, right_predictions
 from bert_tasks.outputs.samples import (
     check_known,
     label_logits_to_explain,
@@ -331,11 +331,14 @@ class LabelSet(Output[LabelSetPrediction]):
             # Each label of a row is a prediction of its own, whose confidence is the probability of the label.
             scores += [prediction.scores[name] for name in self.labels]
             present += [name in row_labels for name in self.labels]
+        # Rows with the same labels in another order are equal.
+        in_order = [tuple(name for name in self.labels if name in row_labels) for row_labels in labels]
         return ReportSections(
             measure=multilabel_measure(labels, predicted, self.labels),
             unit="rows",
             headline=("f1", "micro_f1"),
             results=tuple(results),
+            summary=right_predictions(results, most_frequent_label(in_order), right="right in all labels"),
             label_word="label",
             labels=self.labels,
             calibration=calibration(scores, present),

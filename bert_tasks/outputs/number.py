@@ -5,7 +5,7 @@ Shape legend: B sequences (windows), S samples (rows), R samples with labels.
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import fmean, pstdev
+from statistics import fmean, median, pstdev
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -27,7 +27,17 @@ from bert_tasks.outputs.logits import sample_logits
 from bert_tasks.outputs.prediction import NOT_WRITTEN, Prediction
 from bert_tasks.outputs.row_sections import row_example
 from bert_tasks.outputs.samples import labelled_samples, mean_logits_to_explain, row_logits, with_mean_logits
-from bert_tasks.outputs.sections import MOST_EXAMPLES, Axis, Chart, Example, Examples, Line, ReportSections, RowResult
+from bert_tasks.outputs.sections import (
+    MOST_EXAMPLES,
+    Axis,
+    Chart,
+    Example,
+    Examples,
+    Line,
+    Remark,
+    ReportSections,
+    RowResult,
+)
 from bert_tasks.outputs.settings import require
 
 if TYPE_CHECKING:
@@ -246,8 +256,24 @@ class Number(Output[NumberPrediction]):
             unit="rows",
             headline=measure.names,
             results=tuple(results),
+            summary=self.summary(labels, numbers),
             charts=_scatter_charts(labels, numbers),
             examples=_largest_errors(results, texts),
+        )
+
+    def summary(self, labels: Sequence[float], numbers: Sequence[float]) -> str:
+        """Returns the mean error in words, and that of a model which always predicts the same number.
+
+        Of all such models, one that predicts the median has the smallest mean absolute error.
+        """
+        if not labels:
+            return ""
+        middle = median(labels)
+        error = fmean(abs(number - label) for number, label in zip(numbers, labels, strict=True))
+        error_without_model = fmean(abs(middle - label) for label in labels)
+        return (
+            f"the predictions differ from the labels by {error:.3g} on average; always predicting {middle:.3g}, the "
+            f"median label, would differ by {error_without_model:.3g}"
         )
 
 
@@ -256,7 +282,8 @@ def _largest_errors(results: Sequence[RowResult], texts: Sequence[str]) -> Examp
     farthest = sorted(results, key=lambda result: -result.score)[:MOST_EXAMPLES]
     items: list[Example] = []
     for result in farthest:
-        items.append(row_example(result, texts, f"{result.label:.3g}", f"{result.prediction:.3g}"))
+        verdict = Remark(name=f"off by {result.score:.3g}", tone="bad")
+        items.append(row_example(result, texts, verdict, f"{result.label:.3g}", f"{result.prediction:.3g}"))
     return Examples(
         word="Mistakes",
         title="Largest errors",

@@ -165,6 +165,10 @@ class Ranking(Number):
             ranked.append((row.get(GROUP), grade, self.relevance(prediction)))
         return merged(metrics, _group_metrics(ranked))
 
+    def summary(self, labels: Sequence[float], numbers: Sequence[float]) -> str:
+        """Returns the mean error in words, but nothing with a ranking loss, whose numbers are on another scale."""
+        return "" if self.compares_rows else super().summary(labels, numbers)
+
 
 def _labelled_sizes(batch: PackedBatch) -> list[int]:
     """Returns the number of labelled rows of each group that has one."""

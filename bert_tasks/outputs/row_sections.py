@@ -1,11 +1,14 @@
-"""What reports of outputs share that answer once for each row: mistakes as examples, and a chart of coverage."""
+"""What reports of outputs share that answer once for each row: a summary, mistakes as examples, a chart of coverage."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from bert_tasks.data.issues import counted
 from bert_tasks.metrics.calibration import COVERAGES, coverage_curve
 from bert_tasks.outputs.sections import (
     MOST_EXAMPLES,
+    WRONG,
     Axis,
     Chart,
     Example,
@@ -14,9 +17,41 @@ from bert_tasks.outputs.sections import (
     Remark,
     RowResult,
     cut,
+    per_cent,
 )
 
-_LABEL_CHARACTERS = 200  # of a label below an example
+_LABEL_CHARACTERS = 200  # of a label above an example
+_SUMMARY_CHARACTERS = 80  # of a label in the summary
+
+
+def right_predictions(results: Sequence[RowResult], without_model: str = "", *, right: str = "right") -> str:
+    """Returns how many predictions are right, for ``ReportSections.summary``.
+
+    Args:
+        results: The results of all rows.
+        without_model: What a rule that reads no text would reach. Default: the summary compares with nothing.
+        right: The word for a correct prediction, such as "right in all labels".
+    """
+    if not results:
+        return ""
+    count = sum(result.is_correct for result in results)
+    verb = "is" if count == 1 else "are"
+    summary = f"{counted(count, 'prediction')} {verb} {right} ({per_cent(count, len(results))})"
+    if without_model:
+        summary = f"{summary}; {without_model}"
+    return summary
+
+
+def most_frequent_label(labels: Sequence[Any]) -> str:
+    """Returns what a model reaches that always predicts the most frequent label, for ``right_predictions``.
+
+    A score is good only if it is better than this, which is easy to overlook if one label is in most rows.
+    """
+    if not labels:
+        return ""
+    ((label, count),) = Counter(labels).most_common(1)
+    text = cut(_label_text(label), _SUMMARY_CHARACTERS)
+    return f"always predicting {text!r} would give {per_cent(count, len(labels))}"
 
 
 def mistakes(
@@ -41,7 +76,7 @@ def mistakes(
         prediction = cut(_label_text(result.prediction), _LABEL_CHARACTERS)
         confidence = Remark(name="confidence", value=result.score)
         of_row = candidates[number] if candidates else ()
-        items.append(row_example(result, texts, label, prediction, confidence, candidates=of_row))
+        items.append(row_example(result, texts, WRONG, label, prediction, confidence, candidates=of_row))
     lead = (
         f"Wrong predictions: {len(wrong):,} of {len(results):,}, the most confident first. Wrong labels in the "
         "data show up here, too."
@@ -52,6 +87,7 @@ def mistakes(
 def row_example(
     result: RowResult,
     texts: Sequence[str],
+    verdict: Remark,
     label: str,
     prediction: str,
     *remarks: Remark,
@@ -62,6 +98,7 @@ def row_example(
     Args:
         result: The result of the row.
         texts: The columns of the texts that the model reads.
+        verdict: Whether the prediction is right, or how far it is off.
         label: The label in words.
         prediction: The prediction in words.
         remarks: What is shown behind both.
@@ -73,6 +110,7 @@ def row_example(
         line=row.get("line"),
         texts=tuple(shown_texts),
         remarks=(
+            verdict,
             Remark(name="label", value=label),
             Remark(name="prediction", value=prediction, tone="bad"),
             *remarks,

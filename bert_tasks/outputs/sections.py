@@ -208,7 +208,7 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True)
 class Remark:
-    """A name below an example, with a value if there is one. ``tone`` is its colour."""
+    """A name above an example, with a value if there is one. ``tone`` is its colour."""
 
     name: str
     value: str | float | None = None
@@ -241,7 +241,7 @@ class Example:
         texts: Paragraphs.
         excerpt: A text in which both label and prediction are marked.
         sides: (name, text) twice, with the marks of the label and with the marks of the prediction.
-        remarks: The label, the prediction and their scores.
+        remarks: Whether the prediction is right, the label, the prediction and their scores.
         candidates: The best predictions with their probabilities.
         row: The row, if its prediction can be explained.
         shading: The explanation, if it was requested.
@@ -293,6 +293,8 @@ class ReportSections:
         unit: The name of rows in the plural, which is rows, sentences or questions.
         headline: The names of the metrics that are shown first.
         results: The results of each row that has a label, in row order.
+        summary: What the results amount to for readers who do not know the metrics, as a clause behind the number of
+            rows: "83 predictions are right (96.5 %)". Empty if the metrics are not easier to understand as a clause.
         percent: Metrics are on a scale of 0 to 100 instead of 0 to 1.
         label_word: The name of a label, which is class, label, type or tag. Empty if there is no table by label.
         labels: The labels of that table, in order.
@@ -306,6 +308,7 @@ class ReportSections:
     unit: str
     headline: tuple[str, ...]
     results: tuple[RowResult, ...]
+    summary: str = ""
     percent: bool = False
     label_word: str = ""
     labels: tuple[str, ...] = ()
@@ -317,6 +320,15 @@ class ReportSections:
     charts: tuple[Chart, ...] = ()
     examples: Examples | None = None
     figures: Mapping[str, Any] = field(default_factory=dict)
+
+
+RIGHT = Remark(name="✓ right", tone="good")
+WRONG = Remark(name="✗ wrong", tone="bad")
+
+
+def per_cent(part: float, whole: float) -> str:
+    """Returns a fraction in per cent, such as ``96.5 %``."""
+    return f"{100 * part / whole:.1f} %"
 
 
 def cut(text: str, most: int = MOST_CHARACTERS) -> str:

@@ -9,6 +9,7 @@ from bert_tasks.data.conll import entities, label_scheme, to_labels
 from bert_tasks.metrics.calibration import calibration
 from bert_tasks.metrics.formulas import Span, entity_measure, word_measure
 from bert_tasks.outputs.base import labelled
+from bert_tasks.outputs.row_sections import most_frequent_label
 from bert_tasks.outputs.sections import (
     HUES,
     MOST_EXAMPLES,
@@ -20,6 +21,7 @@ from bert_tasks.outputs.sections import (
     RowResult,
     Segment,
     cut,
+    per_cent,
 )
 from bert_tasks.outputs.tag_prediction import TokenPrediction
 
@@ -77,11 +79,13 @@ def tag_sections(
     classes = shown if is_raw else (*shown, OUTSIDE)
     support = measure.support()
     with_numbers = [label for label in shown if label in support]
+    summary = _word_summary(words, predicted_words) if is_raw else _entity_summary(sentences)
     return ReportSections(
         measure=measure,
         unit="sentences",
         headline=headline,
         results=tuple(sentence.result for sentence in sentences),
+        summary=summary,
         label_word=label_word(labels),
         labels=shown,
         confusion=Confusion.of(words, predicted_words, classes, "words"),
@@ -89,6 +93,28 @@ def tag_sections(
         confidence_in="tag",
         examples=_examples(sentences, with_numbers),
     )
+
+
+def _entity_summary(sentences: Sequence[_Sentence]) -> str:
+    """Returns in words how many entities are found (recall) and how many of those predicted are right (precision)."""
+    expected = sum(len(sentence.labels) for sentence in sentences)
+    predicted = sum(len(sentence.predictions) for sentence in sentences)
+    found = sum(len(sentence.labels & sentence.predictions) for sentence in sentences)
+    if expected == 0:
+        return f"there is no entity, and the model predicts {predicted:,}"
+    summary = f"the model finds {found:,} of the {expected:,} entities ({per_cent(found, expected)})"
+    if predicted == 0:
+        return f"{summary}, because it predicts none"
+    return f"{summary}, and {found:,} of the {predicted:,} that it predicts are right ({per_cent(found, predicted)})"
+
+
+def _word_summary(tags: Sequence[str], predicted_tags: Sequence[str]) -> str:
+    """Returns in words how many tags are right, and how many if the most frequent tag was always predicted."""
+    if not tags:
+        return ""
+    right = sum(tag == predicted for tag, predicted in zip(tags, predicted_tags, strict=True))
+    share = per_cent(right, len(tags))
+    return f"{right:,} of the {len(tags):,} tags are right ({share}); {most_frequent_label(tags)}"
 
 
 def label_word(labels: Sequence[str]) -> str:

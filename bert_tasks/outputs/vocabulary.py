@@ -32,12 +32,15 @@ from bert_tasks.outputs.mask_prediction import with_texts
 from bert_tasks.outputs.prediction import Prediction
 from bert_tasks.outputs.sections import (
     MOST_EXAMPLES,
+    RIGHT,
+    WRONG,
     Example,
     Examples,
     Remark,
     ReportSections,
     RowResult,
     Segment,
+    per_cent,
 )
 from bert_tasks.outputs.settings import require
 
@@ -266,6 +269,7 @@ class Vocabulary(Output[MaskPrediction]):
             unit="texts",
             headline=("perplexity", "accuracy"),
             results=tuple(results),
+            summary=_summary([prediction for _, prediction in pairs]),
             examples=_examples(pairs),
         )
 
@@ -362,6 +366,15 @@ def _measure(predictions: Sequence[MaskPrediction]) -> MetricFormula:
     return masked_token_measure(counts, losses, correct)
 
 
+def _summary(predictions: Sequence[MaskPrediction]) -> str:
+    """Returns in words how many masked tokens are predicted right."""
+    masks = list(chain.from_iterable(prediction.measured for prediction in predictions))
+    if not masks:
+        return ""
+    right = sum(mask.is_correct for mask in masks)
+    return f"{right:,} of the {len(masks):,} masked tokens are predicted right ({per_cent(right, len(masks))})"
+
+
 def _result(row: Row, masks: Sequence[MaskedToken]) -> RowResult:
     """Returns masked and predicted tokens, with the score of the most confident mistake."""
     mistakes = [mask.candidates[0].score for mask in masks if not mask.is_correct]
@@ -393,7 +406,7 @@ def _examples(pairs: Sequence[tuple[Row, MaskPrediction]]) -> Examples | None:
 
 def _example(row: Row, mask: MaskedToken) -> Example:
     """Returns a masked token in its context, with the most probable tokens."""
-    tone: Literal["good", "bad"] = "good" if mask.is_correct else "bad"
+    verdict = RIGHT if mask.is_correct else WRONG
     candidates = [(candidate.token_str, candidate.score) for candidate in mask.candidates]
     return Example(
         line=row.get("line"),
@@ -402,6 +415,10 @@ def _example(row: Row, mask: MaskedToken) -> Example:
             Segment(text=mask.label_str.strip(), label="masked"),
             Segment(text=f" {mask.after}"),
         ),
-        remarks=(Remark(name="masked token", value=mask.label_str, tone=tone),),
+        remarks=(
+            verdict,
+            Remark(name="masked token", value=mask.label_str),
+            Remark(name="prediction", value=mask.candidates[0].token_str),
+        ),
         candidates=tuple(candidates),
     )

@@ -5,7 +5,7 @@ SVG itself is in ``templates/charts.html``.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from markupsafe import Markup
 
@@ -14,6 +14,7 @@ from bert_tasks.metrics.tables import LOSS, metric_key, metrics_by_set, split_ke
 from bert_tasks.model.heads import curves, metric_table
 from bert_tasks.outputs.sections import Axis, Chart, Line, Point
 from bert_tasks.report.collect import Run
+from bert_tasks.report.statistics import Estimate
 
 STYLES = 8  # number of line styles
 # The names of metrics whose key is an abbreviation.
@@ -57,6 +58,46 @@ class Plot:
             steps.append(f"{pen}{coordinate(cls.across(x, chart.x))} {coordinate(cls.up(y, chart.y))}")
             pen = "L"
         return Markup("".join(steps))
+
+
+class Strip(Plot):
+    """The size in pixels of the picture of an interval, which has an axis but no height to speak of."""
+
+    width, height = 180, 16
+    left, right = 18, width - 18  # so that the numbers at both ends of the axis fit
+
+    @classmethod
+    def scale(cls, axis: Axis) -> Markup:
+        """Returns the path of the axis, a horizontal line with a short vertical one for each tick."""
+        middle = cls.height // 2
+        steps = [f"M{cls.left} {middle}H{cls.right}"]
+        for tick in axis.ticks:
+            steps.append(f"M{coordinate(cls.across(tick, axis))} {middle - 4}V{middle + 4}")
+        return Markup("".join(steps))
+
+    @classmethod
+    def numbered_ticks(cls, axis: Axis) -> list[float]:
+        """Returns the ticks that have a number. Of many ticks it is every other one, because there is no more room."""
+        ticks = axis.ticks
+        if len(ticks) < 5:
+            return ticks
+        return ticks[::2]
+
+
+def interval_axis(estimates: Iterable[Estimate]) -> Axis | None:
+    """Returns an axis from just below the lowest interval to just above the highest, or None without any interval.
+
+    All scores of a model may be above 0.9, and on an axis from 0 to 1 their intervals could not be told apart.
+    """
+    values: list[float] = []
+    has_interval = False
+    for one in estimates:
+        if one.value is not None and one.low is not None and one.high is not None:
+            values += [one.low, one.value, one.high]
+            has_interval = has_interval or one.low < one.high
+    if not has_interval:
+        return None
+    return Axis.around("", values)
 
 
 def coordinate(value: float) -> str:

@@ -23,6 +23,7 @@ from bert_tasks.report.collect import Run
 from bert_tasks.report.comparison import Comparison
 from bert_tasks.report.label_issues import LabelIssue
 from bert_tasks.report.results import FileResults, Results, ScoreRow
+from bert_tasks.report.settings import circumstances, repeat_command, setting_groups
 from bert_tasks.report.statistics import LEVEL, REPLICATES, Estimate
 
 # What a page holds at most, so that it stays small whatever the run has.
@@ -79,6 +80,8 @@ def run_page(
         .render(
             title=f"{run.name} · bert-tasks report",
             run=run,
+            summaries=_summaries(run, results, on_file),
+            circumstances=circumstances(run),
             subtitle=_subtitle(run, results),
             sets=sets,
             is_whole=share == 1,
@@ -92,10 +95,44 @@ def run_page(
             fold_rows=fold_rows,
             issues=issue_rows,
             issue_count=issue_count,
-            properties=_properties(run),
+            groups=setting_groups(run),
+            command=repeat_command(run),
             recipe=recipe,
         )
     )
+
+
+def _summaries(run: Run, results: Mapping[str, Results], on_file: FileResults | None) -> list[str]:
+    """Returns a sentence about each data set that says how good the model is. They are what a page says first."""
+    role = "validation" if run.folds is None else "held-out"
+    sentences = []
+    for name, results_on_set in results.items():
+        rows = f"{results_on_set.rows:,} {role} {results_on_set.sections.unit}"
+        if name:
+            rows = f"{rows} of {name}"
+        sentences.append((rows, results_on_set.sections.summary))
+    if on_file is not None and on_file.results is not None:
+        file_name = cut(Path(on_file.source).name, _MOST_NAME)
+        rows = f"{on_file.results.rows:,} {on_file.results.sections.unit} of {file_name}"
+        sentences.append((rows, on_file.results.sections.summary))
+    summaries = [f"On {rows}, {summary}." for rows, summary in sentences if summary]
+    if not summaries:
+        summaries = _recorded_score(run)
+    return summaries
+
+
+def _recorded_score(run: Run) -> list[str]:
+    """Returns a sentence with the metric that selects the best model. The list is empty before an evaluation."""
+    name, metric = run.best_metric
+    value = run.metrics.get(metric_key(name, metric))
+    if value is None:
+        return []
+    score = f"{display_name(metric_key(name, metric), run.sets)} {number(value)}"
+    if run.folds is not None:
+        return [f"The models of all folds have {score} on the held-out rows."]
+    if run.summary is None:
+        return [f"The latest evaluation gives {score} on the validation rows."]
+    return [f"The best model has {score} on the validation rows."]
 
 
 def _subtitle(run: Run, results: Mapping[str, Results]) -> list[str]:
@@ -160,16 +197,21 @@ def comparison_page(
     loss_keys = [metric_key(name, LOSS) for name in runs[0].sets]
     losses = [key for key in loss_keys if key in runs[0].metrics]
     curves = [charts.runs_chart(runs, key) for key in [*losses[:1], *names[:1]]]
-    properties = [dict(_properties(run)) for run in runs]
+    properties: list[dict[str, str]] = []
+    for run in runs:
+        of_run: dict[str, str] = {}
+        for group in setting_groups(run).values():
+            of_run |= group
+        properties.append(of_run)
     property_names: dict[str, None] = {}
     for entries in properties:
         property_names |= dict.fromkeys(entries)
-    same = []
+    same: dict[str, str] = {}
     different = []
     for name in property_names:
         values = [entries.get(name, _NOTHING) for entries in properties]
         if len(set(values)) == 1:
-            same.append((name, values[0]))
+            same[name] = values[0]
         else:
             different.append((name, values))
     shared = [name for name in results[0] if all(name in results_of_run for results_of_run in results)]
@@ -331,7 +373,9 @@ def page_environment() -> Environment:
     environment.globals |= {
         "plot": charts.Plot,
         "styles": charts.STYLES,
-        "scaled": lambda value, top: charts.coordinate(4 + 112 * max(0.0, min(1.0, value / top))),
+        "strip": charts.Strip,
+        "interval_axis": charts.interval_axis,
+        "row_per_cent": row_per_cent,
         "level": LEVEL,
         "replicates": REPLICATES,
     }
@@ -361,6 +405,15 @@ def number(value: float | None, percent: bool | None = None) -> str:
     return f"{value:,.{decimals}f}".replace("-", "\N{MINUS SIGN}")
 
 
+def row_per_cent(count: int, total: int) -> str:
+    """Formats a cell of a confusion matrix in per cent of its row, in which only all are 100 and only none are 0."""
+    if 0 < count < 0.005 * total:
+        return "<1%"
+    if 0.995 * total < count < total:
+        return ">99%"
+    return f"{count / total:.0%}"
+
+
 def signed(value: float) -> str:
     """Formats a contribution with a sign and three decimals, or with two digits if it is small."""
     text = f"{value:+.3f}" if abs(value) >= 0.01 else f"{value:+.2g}"
@@ -379,67 +432,3 @@ def p_value(value: float | None) -> str:
     if value < 0.001:
         return "< 0.001"
     return f"{value:.3f}"
-
-
-def _properties(run: Run) -> list[tuple[str, str]]:
-    """Returns the names and values of what was run, without those that are not set."""
-    metadata = run.metadata
-    settings = metadata.settings
-    summary = run.summary
-    properties = [("task", metadata.task), ("model", settings.get("model.name"))]
-    properties += [(f"{name} rows from", split.source) for name, split in metadata.data.items()]
-    properties += [(f"{name} fingerprint", split.fingerprint[:12]) for name, split in metadata.data.items()]
-    if run.folds is not None:
-        properties.append(("folds", run.folds.summary))
-        properties.append(("models", f"one per fold, {run.folder}/fold-N (first one below)"))
-    properties += [("training rows", f"{metadata.rows:,}"), ("steps", f"{metadata.steps:,}")]
-    if summary is not None:
-        stopped_early = "yes" if summary.stopped_early else "no"
-        properties.append(("best model after step", f"{summary.best_step:,}"))
-        properties.append(("training time", _duration(summary.train_seconds)))
-        properties.append(("stopped early", stopped_early))
-    for event in run.events:
-        if event.event == "agreement":
-            shares = []
-            for name, share in event.agreement.items():
-                on_set = f" on {name}" if name else ""
-                shares.append(f"{share:.1%}{on_set}")
-            properties.append(("predictions as the teacher's", ", ".join(shares)))
-    # A limit of steps decides how long a run is, and the number of epochs then says nothing.
-    in_steps = settings.get("optim.max_steps") is not None
-    for name, key in _SETTINGS:
-        if not (in_steps and key == "optim.epochs"):
-            properties.append((name, settings.get(key)))
-    properties += [("seed", metadata.seed), ("processes", f"{metadata.processes} x {metadata.device}")]
-    properties += [("attention", metadata.attention), ("machine", metadata.platform)]
-    properties += [("python", metadata.python), *metadata.versions.items()]
-    return [(name, str(value)) for name, value in properties if value is not None]
-
-
-def _duration(seconds: float) -> str:
-    """Returns a time in its two largest units."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes_of_hour = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes_of_hour} min"
-    if minutes:
-        return f"{minutes} min {rest} s"
-    return f"{rest} s"
-
-
-_SETTINGS = (
-    ("epochs", "optim.epochs"),
-    ("steps at most", "optim.max_steps"),
-    ("batch size", "optim.batch_size"),
-    ("tokens of a batch", "optim.batch_tokens"),
-    ("learning rate", "optim.learning_rate"),
-    ("schedule", "optim.lr_scheduler_type"),
-    ("warm-up ratio", "optim.warmup_ratio"),
-    ("weight decay", "optim.weight_decay"),
-    ("mixed precision", "optim.mixed_precision"),
-    ("metric for best model", "run.metric_for_best_model"),
-    ("layers of the checkpoint", "model.layers"),
-    ("teacher", "teacher.name"),
-    ("temperature", "teacher.temperature"),
-    ("weight of the teacher", "teacher.weight"),
-)

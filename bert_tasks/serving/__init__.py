@@ -12,6 +12,7 @@ from bert_tasks.errors import UsageError
 from bert_tasks.inference.precision import DType
 from bert_tasks.serving.limits import Limits
 from bert_tasks.serving.listener import bound_listener
+from bert_tasks.serving.run_info import short_name
 from bert_tasks.tasks.base import Task
 
 __all__ = ["Limits", "serve"]
@@ -75,7 +76,7 @@ def serve(
         if limits is None:
             limits = Limits()
         serving = run_server(
-            "/".join(Path(model).parts[-2:]),  # the page need not show where a folder is
+            short_name(model),
             partial(load_served, model, adapters, task=task, settings=settings, revision=revision, dtype=dtype),
             listener,
             hosts=host_names(host, listener.getsockname()[0], allowed_hosts),

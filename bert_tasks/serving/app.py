@@ -49,6 +49,7 @@ from bert_tasks.serving.clients import (
     openai_call,
     rerank_call,
 )
+from bert_tasks.serving.docs import docs_page
 from bert_tasks.serving.failures import (
     EMBED,
     OPENAI,
@@ -75,8 +76,9 @@ from bert_tasks.serving.requests import (
     requested_labels,
     written_prediction,
 )
+from bert_tasks.serving.run_info import run_info
 from bert_tasks.storage import sha256
-from bert_tasks.tasks.base import Task
+from bert_tasks.tasks.base import TEXTS, Task
 from bert_tasks.tasks.embedding import Embedding
 from bert_tasks.tasks.reranking import can_rank
 from bert_tasks.tasks.several import task_name
@@ -98,7 +100,8 @@ class State(TypedDict):
 def build_app(served_models: ServedModels, gate: Gate, *, name: str) -> FastAPI:
     """Builds the application, which the gate calls once the models have been loaded.
 
-    FastAPI's pages of documentation load scripts of other servers, so they are left out. ``/openapi.json`` stays.
+    FastAPI's pages of documentation load scripts of other servers, so they are left out. ``/openapi.json`` stays, and
+    ``/docs`` is a page of this package.
 
     Args:
         served_models: The models and their batchers, of which the first is the default.
@@ -137,6 +140,7 @@ def build_app(served_models: ServedModels, gate: Gate, *, name: str) -> FastAPI:
     _add_predict(app, served_models, responder, gate.limits)
     _add_clients(app, served_models, responder)
     _add_page(app)
+    _add_docs(app)
     _add_description(app, served_models, gate.limits, name)
     _add_state(app, gate)
     return app
@@ -187,7 +191,7 @@ def _add_predict(app: FastAPI, served_models: ServedModels, responder: "_Respond
     """Adds ``/predict``, which reads rows, or texts in the form of text-embeddings-inference (TEI)."""
     models = [model for model, _ in served_models.values()]
     rows = example_rows(models[0])
-    examples = {"one row": {"value": rows[0]}, "several rows": {"value": {"inputs": rows}}}
+    examples = {"one row": rows[0], "several rows": {"inputs": rows}}
     tasks_of_models = [model.tasks for model in models]
     for model in models:
         for task in _zero_shot_examples(model):
@@ -203,7 +207,7 @@ def _add_predict(app: FastAPI, served_models: ServedModels, responder: "_Respond
         summary="Predict one row, or several",
         response_model=response_type,
         responses=documented_failures(PREDICT),
-        openapi_extra=_describe_body(schema, examples=examples),
+        openapi_extra=_describe_body(schema, examples),
     )
     async def predict(request: Request, explain: bool = False) -> Response:
         """With `explain=true` the prediction for one row has an `explanation`, if the model has explanations."""
@@ -265,13 +269,15 @@ def _add_clients(app: FastAPI, served_models: ServedModels, responder: "_Respond
     only_tasks = [model.tasks.get("") for model in models]  # None for a model of several tasks
     embeds = any(isinstance(task, Embedding) for task in only_tasks)
     reranks = any(task is not None and can_rank(task) for task in only_tasks)
+    texts = list(TEXTS[:2])
+    query = {"query": TEXTS[2], "texts": texts}
 
     @app.post(
         OPENAI,
         summary="Embed texts, in OpenAI's form",
         response_model=OpenAIResponse,
         responses=documented_failures(OPENAI),
-        openapi_extra=_describe_body(OpenAIRequest.model_json_schema()),
+        openapi_extra=_describe_body(OpenAIRequest.model_json_schema(), {"two texts": {"input": texts}}),
         include_in_schema=embeds,
     )
     async def embeddings(request: Request) -> Response:
@@ -282,7 +288,7 @@ def _add_clients(app: FastAPI, served_models: ServedModels, responder: "_Respond
         summary="Embed texts, in the form of text-embeddings-inference",
         response_model=list[list[float]],
         responses=documented_failures(EMBED),
-        openapi_extra=_describe_body(EmbedRequest.model_json_schema()),
+        openapi_extra=_describe_body(EmbedRequest.model_json_schema(), {"two texts": {"inputs": texts}}),
         include_in_schema=embeds,
     )
     async def embed(request: Request) -> Response:
@@ -293,23 +299,23 @@ def _add_clients(app: FastAPI, served_models: ServedModels, responder: "_Respond
         summary="Sort texts by their scores with a query, in the form of text-embeddings-inference",
         response_model=list[Rank],
         responses=documented_failures(RERANK),
-        openapi_extra=_describe_body(RerankRequest.model_json_schema()),
+        openapi_extra=_describe_body(RerankRequest.model_json_schema(), {"a query and two texts": query}),
         include_in_schema=reranks,
     )
     async def rerank(request: Request) -> Response:
         return await responder.respond(request, rerank_call)
 
 
-def _describe_body(schema: Mapping[str, Any], **fields: Any) -> dict[str, Any]:
+def _describe_body(schema: Mapping[str, Any], examples: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the description of a JSON body, for FastAPI's ``openapi_extra``.
 
     A route that takes the request as it is reads the body itself, so FastAPI cannot describe it.
 
     Args:
         schema: The JSON schema of the body.
-        fields: Other fields of OpenAPI's media type, such as ``examples``.
+        examples: The name of each example -> its content.
     """
-    media_type = {"schema": schema, **fields}
+    media_type = {"schema": schema, "examples": {name: {"value": value} for name, value in examples.items()}}
     return {"requestBody": {"content": {"application/json": media_type}, "required": True}}
 
 
@@ -394,27 +400,45 @@ def _add_page(app: FastAPI) -> None:
     that the page itself contains, and requests to this server.
     """
     content = files("bert_tasks.serving").joinpath("page.html").read_bytes()
-    policy = "default-src 'none'"
-    for element in (b"script", b"style"):
-        # The page has one of each. A browser runs what has this digest, which the policy writes in base64
-        # (Content Security Policy Level 3, 2.3.1).
-        (text,) = re.findall(b"<%b>(.*)</%b>" % (element, element), content, flags=re.DOTALL)
-        digest_bytes = bytes.fromhex(sha256(text))
-        digest = base64.b64encode(digest_bytes).decode()
-        policy += f"; {element.decode()}-src 'sha256-{digest}'"
-    policy += "; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    policy = f"{_content_policy(content, b'script', b'style')}; connect-src 'self'; img-src data:"
 
     @app.get("/", include_in_schema=False)
     async def try_the_model() -> Response:
         return Response(content, media_type="text/html", headers={"Content-Security-Policy": policy})
 
 
+def _add_docs(app: FastAPI) -> None:
+    """Adds ``/docs``, a page about what the server can be asked."""
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs(request: Request) -> Response:
+        content = docs_page(app.openapi(), str(request.base_url).rstrip("/")).encode()
+        headers = {"Content-Security-Policy": _content_policy(content, b"style")}
+        return Response(content, media_type="text/html", headers=headers)
+
+
+def _content_policy(content: bytes, *elements: bytes) -> str:
+    """Returns a policy that allows these elements of a page, of which it has one each, and nothing else."""
+    policy = "default-src 'none'"
+    for element in elements:
+        # A browser runs what has this digest, which the policy writes in base64 (Content Security Policy Level 3,
+        # 2.3.1).
+        (text,) = re.findall(b"<%b>(.*)</%b>" % (element, element), content, flags=re.DOTALL)
+        digest_bytes = bytes.fromhex(sha256(text))
+        digest = base64.b64encode(digest_bytes).decode()
+        policy += f"; {element.decode()}-src 'sha256-{digest}'"
+    return f"{policy}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+
+
 def _add_description(app: FastAPI, served_models: ServedModels, limits: Limits, name: str) -> None:
     """Adds ``/model``, which describes a model. The page builds its form from the description."""
+    # The files of a run are read once, before the first request.
+    infos = {key: run_info(model) for key, (model, _) in served_models.items()}
+    default = next(iter(served_models))
 
     @app.get(
         "/model",
-        summary="Task, labels, columns, limits and examples of the served model",
+        summary="Task, labels, columns, limits and examples of the served model, and what its run recorded",
         responses={
             422: {"description": "No such adapter.", "model": Invalid},
             503: {"description": _LOADING, "model": Failure},
@@ -425,7 +449,9 @@ def _add_description(app: FastAPI, served_models: ServedModels, limits: Limits, 
         task = model.tasks.get("")  # None for a model of several tasks
         pipeline_tag = None
         problem_type = None
+        max_length = None
         if task is not None:
+            max_length = task.max_length
             pipeline_tag = task.output.pipeline_tag
             problem_type = task.output.hf_config().get("problem_type")
         columns = source_columns(model.input_columns)
@@ -440,6 +466,8 @@ def _add_description(app: FastAPI, served_models: ServedModels, limits: Limits, 
                 "columns": [asdict(column) for column in columns],
                 "limits": asdict(limits),
                 "examples": list(example_rows(model)),
+                "max_length": max_length,
+                "run": infos[default if adapter is None else adapter],
                 "explains": batcher.no_explanations is None,
             }
         )

@@ -138,9 +138,11 @@ class RunRecord(Record):
     """``run.json``, with all that bit-equal results and readers of metrics need.
 
     When a run is resumed, the file is written again with the present settings and environment. It keeps
-    ``initial_weights``, and ``resumed_at`` and ``changes`` grow.
+    ``started`` and ``initial_weights``, and ``resumed_at`` and ``changes`` grow.
 
     Attributes:
+        started: The time when the run began, in UTC, such as ``2026-11-30 14:05``. None if an older version wrote the
+            file.
         threads: Number of threads of PyTorch on the CPU, in each process.
         matmul_library: The library that multiplies float32 matrices on the CPU.
         versions: The version of each library. None if it is not installed.
@@ -163,6 +165,7 @@ class RunRecord(Record):
         settings: All settings of the run by ``section.name``.
     """
 
+    started: str | None = None
     python: str = _UNKNOWN
     platform: str = _UNKNOWN
     cpu: str = _UNKNOWN

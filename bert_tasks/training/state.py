@@ -10,6 +10,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -482,6 +483,7 @@ def run_metadata(
     # With adapters the checkpoints do not hold the encoder, so a resumed run needs the same one.
     encoder_weights = None if adapters is None else weights_digest(model.encoder.state_dict())
     return RunRecord(
+        started=f"{datetime.now(UTC):%Y-%m-%d %H:%M}",
         **run_environment(steps.accelerator, model),
         seed=steps.seed,
         attention=attention_kernel(model, steps.optim.mixed_precision),
@@ -505,6 +507,7 @@ def resumed_metadata(now: RunRecord, before: RunRecord, changed: Sequence[Change
     changes = [ChangeRecord(step=step, change=str(change)) for change in changed]
     return now.model_copy(
         update={
+            "started": before.started,
             "initial_weights": before.initial_weights,
             "resumed_at": [*before.resumed_at, step],
             "changes": [*before.changes, *changes],

@@ -1,13 +1,17 @@
 """Owns small models of every task, and where to reach them."""
 
+import json
+import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from bert_tasks import fit
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.serving.server import load_warm
 from support.small_checkpoints import save_checkpoint
@@ -62,3 +66,16 @@ def folder_of(model_of: ModelOf, tmp_path_factory: pytest.TempPathFactory) -> Ca
         return target
 
     return folder
+
+
+@pytest.fixture(scope="package")
+def run(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with adapters; tests must not change it."""
+    folder = tmp_path_factory.mktemp("run")
+    shutil.copytree(base / "bert", folder / "base")
+    model = TaskModel.from_pretrained(folder / "base", task=EXAMPLES["single"].task)
+    rows = folder / "rows.jsonl"
+    rows.write_text("".join(f"{json.dumps(row)}\n" for row in EXAMPLES["single"].rows), "utf-8")
+    lora: dict[str, Any] = {"lora_rank": 2, "lora_alpha": 8.0, "save_adapter": True}
+    fit(model, rows, rows, output_dir=folder / "run", epochs=1, batch_size=4, progress=False, **lora)
+    return folder / "run"

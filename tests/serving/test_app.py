@@ -65,6 +65,7 @@ def test_answers_equal_the_models_and_are_described(model_of: ModelOf, case: str
     names = [column.name for column in model.task.columns if not column.is_label]
     assert [column["name"] for column in about["columns"]] == names
     assert about["limits"] == asdict(limits)
+    assert (about["max_length"], about["run"]) == (model.task.max_length, None)
     assert about["examples"] == json.loads(json.dumps(model.task.example_rows))
     # The documented schema offers what the task accepts.
     jsonschema.Draft202012Validator.check_schema(documented)
@@ -344,7 +345,7 @@ def test_a_row_of_many_windows_is_not_explained(model_of: ModelOf, monkeypatch: 
 
 def test_head_is_answered_as_get_without_a_body(model_of: ModelOf) -> None:
     async def ask(served: Application) -> None:
-        for path in ("/", "/model", "/healthz", "/readyz", "/metrics", "/openapi.json"):
+        for path in ("/", "/docs", "/model", "/healthz", "/readyz", "/metrics", "/openapi.json"):
             whole, head = await served.client.get(path), await served.client.head(path)
             assert (whole.status_code, head.status_code) == (200, 200)
             assert head.headers == whole.headers

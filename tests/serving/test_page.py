@@ -1,5 +1,6 @@
 """The page that tries a model, in real Chromium: all tasks, light and dark, by mouse and by keyboard."""
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -227,6 +228,77 @@ def test_a_prediction_stays_when_its_explanation_fails(browser: "Browser", pages
     browser.find("#explain").click()
     browser.wait(lambda: browser.find("#error").is_displayed(), "an error")
     assert browser.find("#result").is_displayed()
+    browser.errors()
+
+
+def test_the_model_is_described_first(browser: "Browser", pages: dict[str, str]) -> None:
+    opened(browser, pages["single"])
+    labels = ", ".join(EXAMPLES["single"].task.output.labels)
+    facts = browser.text("#facts")
+    assert facts.startswith(
+        f"Labels{labels}Limits24 tokens in a window, 64 rows in a request, 400 characters in a text"
+    )
+
+
+def test_the_score_of_the_run_is_shown(browser: "Browser", run: Path) -> None:
+    with listening([TaskModel.from_pretrained(run)]) as (url,):
+        opened(browser, url)
+        facts = browser.text("#facts")
+        accuracy = json.loads((run / "metrics.json").read_text("utf-8"))["metrics"]["accuracy"]
+        assert f"Scoreaccuracy {accuracy:.4g} on validation (8 rows)" in facts
+        assert f"Base model{run.parent.name}/base" in facts
+        assert browser.low_contrast() == []
+        assert browser.overflowing() == []
+
+
+def test_examples_are_named_and_fill_the_form(browser: "Browser", pages: dict[str, str]) -> None:
+    opened(browser, pages["span"])
+    rows = EXAMPLES["span"].task.example_rows
+    buttons = browser.find_all("#examples button")
+    assert [button.text for button in buttons] == [row["question"] for row in rows]
+    buttons[1].click()
+    predicted(browser)
+    value = "return document.getElementById(arguments[0]).value"
+    assert [browser.run(value, f"field-{name}") for name in ("question", "context")] == list(rows[1].values())
+    assert not browser.find("#lines").is_displayed()  # a row has two texts
+
+
+@pytest.mark.parametrize("case", ["single", "token", "masked"])
+def test_each_line_is_a_row(browser: "Browser", pages: dict[str, str], case: str) -> None:
+    opened(browser, pages[case])
+    field = "words" if case == "token" else "text"
+    write(browser, field, "the ferry leaves\n\n the baker [MASK] ")
+    browser.find("#several").click()
+    browser.find("#predict").click()
+    predicted(browser)
+    rows = browser.run(
+        "return [...document.querySelectorAll('.rows tbody tr')].map((row) => row.children[0].textContent)"
+    )
+    assert rows == ["the ferry leaves", " the baker [MASK] "]
+    shown = browser.run(
+        "return [...document.querySelectorAll('.rows tbody tr')].map((row) => row.children[1].textContent)"
+    )
+    assert all(shown)
+    if case == "single":
+        assert all(any(label in text for label in EXAMPLES[case].task.output.labels) for text in shown)
+    assert not browser.find("#explaining").is_displayed()
+    assert browser.text("#status").startswith("2 texts predicted")
+    assert browser.errors() == []
+    assert browser.low_contrast() == []
+    assert browser.overflowing() == []
+    assert browser.unreachable() == []
+
+
+def test_an_error_names_the_line(browser: "Browser", pages: dict[str, str]) -> None:
+    opened(browser, pages["single"])
+    browser.find("#several").click()
+    write(browser, "text", "short\n" + "a" * 401)
+    browser.find("#predict").click()
+    browser.wait(lambda: browser.find("#error").is_displayed(), "an error")
+    assert browser.text("#error") == "Text 2: 401 characters, at most 400 are read"
+    browser.find("#examples button").click()
+    predicted(browser)
+    assert not browser.find("#several").is_selected()
     browser.errors()
 
 

@@ -71,13 +71,16 @@ def test_a_stopped_run_ends_with_the_same_bits(straight, dropout_checkpoint, tmp
     whole, result = straight(case)
     folder = tmp_path / "run"
     error = stopped(step, folder, dropout_checkpoint, case)
+    edited = json.loads((folder / "run.json").read_text("utf-8")) | {"started": "2020-01-01 00:00"}
+    (folder / "run.json").write_text(json.dumps(edited), "utf-8")
     assert error.exit_code == 143
     assert f"stopped by SIGTERM after step {step} of " in str(error)
     assert f"ckpt-{step}" in names(folder)
     model, again = run(folder, dropout_checkpoint, case, head_seed=5)
     assert_same_bits(folder, whole)
     assert (again.metrics, again.best_step, again.reused) == (result.metrics, result.best_step, False)
-    assert json.loads((folder / "run.json").read_text("utf-8"))["resumed_at"] == [step]
+    metadata = json.loads((folder / "run.json").read_text("utf-8"))
+    assert (metadata["resumed_at"], metadata["started"]) == ([step], "2020-01-01 00:00")
     saved = weights_of(type(model).from_pretrained(folder / "model", task=type(model.task)))
     assert all(torch.equal(saved[name], value) for name, value in weights_of(model).items())
     record_property("stopped on one process", 1)
