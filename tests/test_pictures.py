@@ -23,7 +23,8 @@ def text_of(picture: Path) -> str:
 def test_the_picture_of_the_terminal_is_current(tmp_path: Path) -> None:
     fresh = tmp_path / "terminal.svg"
     fresh.write_text(terminal.drawn(terminal.printed()), encoding="utf-8")
-    assert agrees(text_of(fresh), text_of(terminal.PICTURE)), text_of(fresh)
+    expected = re.sub(r"after step \d+", "after step ...", text_of(terminal.PICTURE))  # it depends on the processor
+    assert agrees(text_of(fresh), expected), text_of(fresh)
 
 
 def test_the_text_of_a_picture_is_read(tmp_path: Path) -> None:
