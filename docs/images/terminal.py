@@ -23,7 +23,7 @@ PICTURE = ROOT / "docs" / "images" / "terminal.svg"
 WIDTH = 100
 COMMANDS = (
     "bert-tasks init recipes/data/feedback/train.csv --output feedback.toml",
-    "bert-tasks train feedback.toml --output-dir runs/feedback --set optim.epochs=3 --quiet",
+    "bert-tasks train feedback.toml --output-dir runs/feedback --quiet",
     "bert-tasks evaluate runs/feedback recipes/data/feedback/validation.csv",
 )
 
