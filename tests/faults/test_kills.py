@@ -1,8 +1,8 @@
 """kill -9 at random moments: the same command always goes on, and the end is that of a run nobody disturbed.
 
 A chain is one run that is killed several times, in turn while it starts, trains, saves and evaluates, and then left to
-end. BERT_TASKS_KILLS sets the kills of a chain (4), BERT_TASKS_CHAINS the chains (1). `make faults` tries more of both,
-and a run with a teacher too.
+end. BERT_TASKS_KILLS sets the kills of a chain (4), BERT_TASKS_CHAINS the chains (1). A single chain with two tasks has
+half of the kills. `make faults` tries more of both, and a run with a teacher too.
 """
 
 import json
@@ -70,8 +70,7 @@ def run_type(request: pytest.FixtureRequest) -> str:
 def undisturbed(checkpoint: Path, run_type: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("undisturbed")
     recipe = write_long_recipe(folder, checkpoint, run_type)
-    ended = runs.run([*runs.CONSOLE, "train", recipe], folder=folder)
-    assert ended.code == 0, ended.err
+    train(load_recipe(recipe), progress=False)
     return folder / "run"
 
 
@@ -124,8 +123,9 @@ def test_a_run_that_is_killed_again_and_again_ends_as_if_it_were_not(
 ) -> None:
     chance, run = random.Random(chain), tmp_path / "run"
     recipe = write_long_recipe(tmp_path, checkpoint, run_type)
+    kills = KILLS if run_type == "labels" or CHAINS > 1 else KILLS // 2
     killed: Counter[str] = Counter()
-    while killed.total() < KILLS:
+    while killed.total() < kills:
         moment = min(MOMENTS, key=lambda name: killed[name])
         program = runs.Program([*runs.CONSOLE, "train", recipe], folder=tmp_path)
         await_moment(program, run, moment, chance)
@@ -136,7 +136,7 @@ def test_a_run_that_is_killed_again_and_again_ends_as_if_it_were_not(
         killed[found_in(run, moment)] += 1
         newest_checkpoint(run / "checkpoints")  # raises if there are some and none is good
         assert len(list((run / "checkpoints").glob("*.*-*"))) <= 2
-    assert killed.total() == KILLS, "the run ended before it was killed often enough"
+    assert killed.total() == kills, "the run ended before it was killed often enough"
     ended = runs.run([*runs.CONSOLE, "train", recipe], folder=tmp_path)
     assert ended.code == 0, ended.err
     assert runs.digests(run) == runs.digests(undisturbed)
