@@ -1,6 +1,6 @@
 """Tasks and families, exported: the graph in onnxruntime is transformers' call of the model, at every length.
 
-Each family has one of two tasks, in turn: one with a state per sequence or one with logits per token. ModernBERT has these
+A family has one of two tasks, in turn: one with a state per sequence or one with logits per token. ModernBERT has both
 and one with two outputs, because its graph has the most branches.
 
 The lengths, batches and the tolerance are those that ``bert-tasks export`` promises. Here they are checked once more,

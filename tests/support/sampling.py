@@ -1,4 +1,4 @@
-"""Samples of parameters such as family x head: `make test` runs a few of them, and `make test-slow` all others."""
+"""Samples of parameters such as family x head: `make test` runs a few of them, and `make test-slow` more of them."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -8,15 +8,19 @@ from _pytest.mark import ParameterSet
 
 from support.hf_models import LONG_FAMILIES
 
+MOST_SECONDS = 2
+
 
 def one_of_each(pairs: Sequence[tuple[Any, Any]], *, every_family: bool = False) -> list[ParameterSet]:
-    """Parameters for all pairs, of which the fast suite has each first and each second value once.
+    """Parameters for pairs, of which the fast suite has each first and each second value once.
 
-    The second value rotates, so that equal second values do not always meet the same first one.
+    The slow suite has two second values of each first one. They rotate, so that equal second values do not always meet
+    the same first one.
 
     Args:
         pairs: hashable values in a fixed order.
-        every_family: sample the long families, too, for a test with the mark `every_family`.
+        every_family: sample the long families, too, for a test with the mark `every_family`. The slow suite then has
+            all pairs.
     """
     usual = [pair for pair in pairs if every_family or not set(pair) & set(LONG_FAMILIES)]
     seconds_of: dict[Any, list[Any]] = {}
@@ -26,7 +30,19 @@ def one_of_each(pairs: Sequence[tuple[Any, Any]], *, every_family: bool = False)
     for first, second in usual:
         if second not in {known for _, known in quick}:
             quick.add((first, second))
-    return [pytest.param(*pair, marks=() if pair in quick else pytest.mark.slow) for pair in pairs]
+    kept = list(pairs) if every_family else [pair for pair in pairs if pair in quick | _rotated(pairs)]
+    return [pytest.param(*pair, marks=() if pair in quick else pytest.mark.slow) for pair in kept]
+
+
+def _rotated(pairs: Iterable[tuple[Any, Any]]) -> set[tuple[Any, Any]]:
+    """Pairs of each first value with two second ones, which begin at another place for each first value."""
+    seconds_of: dict[Any, list[Any]] = {}
+    for first, second in pairs:
+        seconds_of.setdefault(first, []).append(second)
+    rotated: set[tuple[Any, Any]] = set()
+    for number, (first, seconds) in enumerate(seconds_of.items()):
+        rotated |= {(first, seconds[(number + turn) % len(seconds)]) for turn in range(MOST_SECONDS)}
+    return rotated
 
 
 def slow_except(values: Iterable[Any], *fast: Any) -> list[Any]:
