@@ -25,9 +25,10 @@ from transformers.models.ultrabert import modeling_ultrabert
 
 # RoBERTa under other names, and with norms elsewhere.
 ROBERTAS = ("roberta", "xlm-roberta", "camembert", "roberta-prelayernorm", "xlm-roberta-xl")
-# No part of their exported graphs is their own. XLM-RoBERTa and CamemBERT differ from RoBERTa in names and sizes alone,
-# and XLM-RoBERTa XL has the layers of Megatron-BERT and the positions of RoBERTa.
-WITHOUT_OWN_GRAPH = ("xlm-roberta", "camembert", "xlm-roberta-xl")
+# No part of their exported graphs is their own. XLM-RoBERTa and CamemBERT differ from RoBERTa in names and sizes alone.
+# Megatron-BERT and XLM-RoBERTa XL have the layers of RoBERTa-PreLayerNorm and the embeddings of BERT and RoBERTa.
+# NomicBERT has the layers of GTE with the gates of EuroBERT.
+WITHOUT_OWN_GRAPH = ("xlm-roberta", "camembert", "xlm-roberta-xl", "megatron-bert", "nomic_bert")
 # `make test` runs these through the tests marked `every_family` alone.
 LONG_FAMILIES = (
     *(*ROBERTAS[1:], "modernbert", "deberta-v2", "mpnet", "megatron-bert", "ernie", "rembert", "roformer"),
