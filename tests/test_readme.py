@@ -103,7 +103,7 @@ def installed(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     variables |= {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
     variables |= {"PIP_CONSTRAINT": str(repository / "constraints.txt")}  # the versions that the tests run with
-    variables |= {"PIP_NO_COMPILE": "1"}  # most modules of torch and transformers are never imported here
+    variables |= {"PIP_COMPILE": "0"}  # most modules of torch and transformers are never imported here
     done = subprocess.run(line, shell=True, cwd=folder, env=variables, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     yield programs
