@@ -73,7 +73,8 @@ def evaluate(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print a model's metrics on a file with labels. A file with the extension of the training file is read as that.
+    """Print a model's metrics on a file with labels. Files with the extension of the training file
+    are read with its options.
 
     Example: bert-tasks evaluate runs/first/model dev.csv
     """
