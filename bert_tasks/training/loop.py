@@ -651,7 +651,8 @@ class TrainerCallback:
         if isinstance(callback, TrainerCallback):
             return callback
         if not callable(callback):
-            raise UsageError(f"callback: expected a function or a TrainerCallback, got a {type(callback).__name__}")
+            kind = type(callback).__name__
+            raise UsageError(f"callback: expected a function or a bert_tasks.TrainerCallback, got a {kind}")
         return _RecordCallback(callback)
 
 
