@@ -25,9 +25,10 @@ from transformers.models.ultrabert import modeling_ultrabert
 
 # RoBERTa under other names, and with norms elsewhere.
 ROBERTAS = ("roberta", "xlm-roberta", "camembert", "roberta-prelayernorm", "xlm-roberta-xl")
-# No part of their exported graphs is their own. XLM-RoBERTa and CamemBERT differ from RoBERTa in names and sizes alone,
-# and XLM-RoBERTa XL has the layers of Megatron-BERT and the positions of RoBERTa.
-WITHOUT_OWN_GRAPH = ("xlm-roberta", "camembert", "xlm-roberta-xl")
+# No part of their exported graphs is their own. XLM-RoBERTa and CamemBERT differ from RoBERTa in names and sizes alone.
+# Megatron-BERT and XLM-RoBERTa XL have the layers of RoBERTa-PreLayerNorm and the embeddings of BERT and RoBERTa.
+# NomicBERT has the layers of GTE with the gates of EuroBERT.
+WITHOUT_OWN_GRAPH = ("xlm-roberta", "camembert", "xlm-roberta-xl", "megatron-bert", "nomic_bert")
 # `make test` runs these through the tests marked `every_family` alone.
 LONG_FAMILIES = (
     *(*ROBERTAS[1:], "modernbert", "deberta-v2", "mpnet", "megatron-bert", "ernie", "rembert", "roformer"),
@@ -283,20 +284,27 @@ def widen(model: nn.Module, *, seed: int) -> None:
 
 
 def with_families(
-    cases: Mapping[str, Case], *, families: Callable[[Case], Sequence[str]] = lambda case: FAMILIES, every: bool = True
+    cases: Mapping[str, Case],
+    *,
+    families: Callable[[Case], Sequence[str]] = lambda case: FAMILIES,
+    every: bool = True,
+    in_turn: bool = False,
 ) -> list[ParameterSet]:
-    """Parameters (family, case) of all pairs, of which `make test` runs some.
+    """Parameters (family, case), of which `make test` runs some.
 
     Args:
         cases: by the names that tests bear.
         families: those that a case runs on.
         every: run the first case on every family; else it runs on one, as the other cases do.
+        in_turn: a family has one of the cases and not all.
     """
     parameters = []
     for index, (name, case) in enumerate(cases.items()):
         usual = [family for family in families(case) if family not in LONG_FAMILIES]
         quick = usual if every and index == 0 else [usual[index % len(usual)]]
-        for family in families(case):
+        for number, family in enumerate(families(case)):
+            if in_turn and number % len(cases) != index and family not in quick:
+                continue
             marks = () if family in quick else pytest.mark.slow
             parameters.append(pytest.param(family, case, id=f"{name}-{family}", marks=marks))
     return parameters
