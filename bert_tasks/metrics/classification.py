@@ -188,8 +188,7 @@ def ranking_metrics(groups: Sequence[str], grades: Sequence[float], scores: Sequ
 
     They are the mean average precision, the mean reciprocal rank of the first relevant row, and nDCG. A row is relevant
     if its grade is above 0. nDCG is the sum of grade / log2(1 + rank) over the first 10 ranks, divided by its highest
-    value in the group. The grade itself is the gain, as in trec_eval, scikit-learn's ``ndcg_score`` and
-    sentence-transformers' ``CrossEncoderRerankingEvaluator``.
+    value in the group. The grade itself is the gain, as in trec_eval and scikit-learn's ``ndcg_score``.
 
     Only ties differ from trec_eval. It ranks the higher document id first, but here the later row comes first, so that
     a file that lists relevant rows first gains nothing. Groups without a relevant row do not count, as is usual for
