@@ -120,7 +120,7 @@ class RotaryScaling:
         original_length: The greatest length of the first training, in tokens.
         attention_factor: Factor of sines and cosines (YaRN).
         beta_fast, beta_slow: Turns in the original length above and below which YaRN keeps and divides the angles.
-        truncate: YaRN rounds the planes with so many turns outwards.
+        truncate: YaRN rounds these limits to whole planes.
     """
 
     rope_type: Literal["linear", "dynamic", "yarn"]
@@ -247,8 +247,5 @@ class EncoderConfig:
     @property
     def usable_length(self) -> int:
         """Maximum length of an input in tokens (RoBERTa uses 512 of 514 positions, scaled positions reach farther)."""
-        longest = self.max_position_embeddings - self.position_offset
-        for scaling in self.rotary_scaling:
-            if scaling is not None:
-                longest = max(longest, int(scaling.factor * scaling.original_length))
-        return longest
+        scaled = [int(each.factor * each.original_length) for each in self.rotary_scaling if each is not None]
+        return max([self.max_position_embeddings - self.position_offset, *scaled])

@@ -144,8 +144,7 @@ def scaled_frequencies(
     """Scales rotary positions for long inputs, as transformers 5.23 does (modeling_rope_utils.py).
 
     ``linear`` divides the angles of all planes by ``factor``. ``yarn`` (Peng et al., arXiv:2309.00071) keeps those of
-    planes that turn often, because they tell neighbours apart, and divides those of planes that turn less than about
-    once, which would otherwise reach angles that training has not seen.
+    planes that turn often, which tell neighbours apart, and divides those of planes that turn less than about once.
 
     ``dynamic`` divides the angles of sequences that are longer than the original length. transformers takes the padded
     length of the batch, and may keep it for later batches, so that the result for a row depends on the others. Here
@@ -169,11 +168,9 @@ def scaled_frequencies(
         growth = 1.0 + scaling.factor * ((lengths / scaling.original_length).clamp(min=1.0) - 1.0)
         # The base grows to the power of D / (D - 2), and plane i has the base to the power of -2 i / D.
         return frequencies / growth[:, None] ** (2 * planes / max(size - 2, 1))
-    limits: list[float] = []
-    for turns in (scaling.beta_fast, scaling.beta_slow):
-        tokens = scaling.original_length / (turns * 2 * math.pi)  # for a turn of plane i they are theta^(2 i / D)
-        limits.append(size * math.log(tokens) / (2 * math.log(theta)))
-    first, last = limits
+    # Plane i turns by a radian in theta^(2 i / D) tokens.
+    radians = [scaling.original_length / (turns * 2 * math.pi) for turns in (scaling.beta_fast, scaling.beta_slow)]
+    first, last = (size * math.log(tokens) / (2 * math.log(theta)) for tokens in radians)
     if scaling.truncate:
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, size - 1)
