@@ -22,7 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from result_files import write_results
@@ -47,16 +47,17 @@ LABELS = ("no", "yes")
 def save_model(folder: Path, *, layers: int, width: int, tokens: int, original: int | None) -> None:
     """Saves random weights, whose heads have 64 components as those of the published models have."""
     torch.manual_seed(0)
-    scaling: dict[str, Any] | None = None
+    positions: dict[Literal["full_attention", "sliding_attention"], dict[str, Any]] | None = None
     if original is not None:
         scaling = {"rope_type": "yarn", "factor": tokens / original, "original_max_position_embeddings": original}
+        positions = {"full_attention": scaling, "sliding_attention": dict(scaling)}
     config = ModernBertConfig(
         hidden_size=width,
         num_attention_heads=width // 64,
         intermediate_size=3 * width // 2,
         num_hidden_layers=layers,
         max_position_embeddings=tokens,
-        rope_scaling=scaling,
+        rope_parameters=positions,
     )
     ModernBertForSequenceClassification(config).save_pretrained(folder)
     # Ids are drawn here, but the model of a task has a tokenizer: this one knows bytes.

@@ -255,8 +255,7 @@ def rotary_theta(hf_config: Mapping[str, Any], older: str, *, layer_type: str | 
     title = name
     if layer_type is not None:
         title = f"the {name} of {layer_type}"
-    # YaRN divides by the base's logarithm.
-    return float(config_value(source, name, 1.0, least=1.001, title=title))
+    return float(config_value(source, name, 1.0, least=1.001, title=title))  # YaRN divides by its logarithm
 
 
 def rotary_scaling(hf_config: Mapping[str, Any], *, layer_type: str | None = None) -> RotaryScaling | None:

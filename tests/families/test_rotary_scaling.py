@@ -56,7 +56,8 @@ def scaled(family: str, kind: str, *, length: int = ORIGINAL) -> PreTrainedModel
     if kind == "yarn":
         rope["original_max_position_embeddings"] = length
     if family in BY_TYPE:
-        rope = {"full_attention": rope, "sliding_attention": {"rope_type": "linear", "factor": 1.5, "rope_theta": 50.0}}
+        sliding = {"rope_type": "linear", "factor": 1.5, "rope_theta": 300.0}  # another scaling of the same base
+        rope = {"full_attention": rope, "sliding_attention": sliding}
     longest = 4 * length if kind == "yarn" else length
     return hf_model(family, "token", config=hf_config(family, rope_parameters=rope, max_position_embeddings=longest))
 
