@@ -121,7 +121,8 @@ def encoder_config(hf_config: Mapping[str, Any]) -> EncoderConfig:
         "head": _head_config(family, hf_config, hidden_act=values["hidden_act"]),
     }
     # The later values take precedence, because families refine what their fields say.
-    of_layers = family.of_layers({**family.layer_fields, **hf_config}, layers)
+    longest = {"max_position_embeddings": values["max_position_embeddings"]}
+    of_layers = family.of_layers({**family.layer_fields, **hf_config, **longest}, layers)
     return EncoderConfig(**{**values, **derived, **of_layers, **family.options})
 
 
