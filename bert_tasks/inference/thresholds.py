@@ -79,7 +79,8 @@ def calibrate(
             raise UsageError(f"{argument(name, None)} is {value}, expected a number between 0 and 1")
     folder = resolve(model)  # a run's folder holds the folder of its model
     config = read_config(folder)
-    if not Path(model).expanduser().is_dir() or CONFIG_KEY not in config:
+    entry = config.get(CONFIG_KEY)
+    if not Path(model).expanduser().is_dir() or not isinstance(entry, dict):
         raise UsageError(f"{model} is no folder of bert_tasks. Open it with TaskModel.from_pretrained, and save it")
     opened = load_trained(folder, task=task, settings=None, reading=options, revision=None, data=data).one_task()
     output: Any = opened.task.output
@@ -87,19 +88,19 @@ def calibrate(
         raise UsageError("thresholds are for predictions of classes, labels and entities, unlike this model's")
     opened.task = replace(opened.task, output=replace(output, thresholds=()))
     score = evaluate_data(opened, data, reading=options).scores[""]
-    ((name, value),) = stated.items()
+    ((name, share),) = stated.items()
+    metric: Literal["precision", "recall"] = "recall" if name == "recall" else "precision"
     names = {label: output.threshold_name(label) for label in output.labels}
-    promise = f"{name} of each label at least {value:g} with confidence {confidence:g}"
+    promise = f"{name} of each label at least {share:g} with confidence {confidence:g}"
     if error_rate is not None:
-        names = dict.fromkeys(names, ALL)
+        names, share = dict.fromkeys(names, ALL), 1 - error_rate
         promise = f"error rate of all labels at most {error_rate:g} with confidence {confidence:g}"
     outcomes: dict[str, Outcomes] = {name: [] for name in names.values() if name}
     for label, candidate, is_right in output.candidates(score.predictions, score.rows):
         group = label if error_rate is None else ALL
         if group in outcomes:  # and no type of entities that the model does not have
             outcomes[group].append((candidate, is_right))
-    share = value if error_rate is None else 1 - error_rate
-    thresholds, problems = _thresholds(outcomes, "precision" if recall is None else "recall", share, confidence)
+    thresholds, problems = _thresholds(outcomes, metric, share, confidence)
     if problems:
         raise DataError(f"{promise} cannot be shown: {'; '.join(problems)}. Pass more rows, or promise less")
     results, total = {"coverage": 1.0}, np.zeros(2)
@@ -108,8 +109,7 @@ def calibrate(
         total += counts
         results |= {f"threshold_{label}": threshold, f"coverage_{label}": float(counts[0] / max(counts[1], 1))}
     results["coverage"] = float(total[0] / max(total[1], 1))
-    entry = config[CONFIG_KEY]
-    if entry["task"] == SEVERAL:
+    if entry.get("task") == SEVERAL:
         entry = entry["fitted"][task]
     entry["thresholds"] = [thresholds.get(names[label], output.default_threshold) for label in output.labels]
     entry["promise"] = f"{promise}, coverage {results['coverage']:.4f} of {counted(len(score.rows), 'row')}"
