@@ -474,6 +474,33 @@ def quantize(
     print_result(result.to_json(), result.lines(), as_json=as_json)
 
 
+@app.command("calibrate")
+@shared_options(reading=read_options)
+def calibrate(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder of a model or run.")],
+    data: Annotated[Path, typer.Argument(metavar="FILE", help="Labelled rows, not used for training or validation.")],
+    reading: "ReadOptions",
+    precision: Annotated[float | None, typer.Option(metavar="SHARE", help="Lowest precision of each label.")] = None,
+    recall: Annotated[float | None, typer.Option(metavar="SHARE", help="Lowest recall of each label.")] = None,
+    error_rate: Annotated[float | None, typer.Option(metavar="SHARE", help="Highest error rate of all labels.")] = None,
+    confidence: Annotated[float, typer.Option(metavar="SHARE", help="Confidence for each label.")] = 0.95,
+    task: Annotated[str | None, model_option(metavar="NAME", help="Name of one of several tasks.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Choose thresholds that keep a precision, a recall or an error rate on new rows, and store them in MODEL.
+
+    Example: bert-tasks calibrate runs/first held_out.csv --precision 0.95
+    """
+    from bert_tasks.inference import calibrate
+    from bert_tasks.metrics.tables import MetricTable
+
+    options: dict[str, Any] = {"precision": precision, "recall": recall, "error_rate": error_rate}
+    # The other fields of ReadOptions are no arguments of ``calibrate``.
+    options |= {name: value for name, value in vars(reading).items() if name not in ("document", "split")}
+    results = calibrate(model, data, confidence=confidence, task=task, **options)
+    print_result(results, MetricTable(overall=results).lines(), as_json=as_json)
+
+
 @app.command("report")
 @shared_options(reading=read_options)
 def report_on_runs(
