@@ -205,6 +205,17 @@ def converted_config(hf_config: Mapping[str, Any], *, layers: Sequence[int], fam
     return converted
 
 
+def config_of_kept_ids(hf_config: Mapping[str, Any], new_ids: Mapping[int, int]) -> dict[str, Any]:
+    """Returns the config.json of a model that keeps some rows of the word embeddings, for ids with their new ids."""
+    fields = family_of(hf_config).fields
+    # The file may lack the id of padding, which is then transformers' default.
+    config = {**hf_config, fields["pad_token_id"][0]: encoder_config(hf_config).pad_token_id}
+    for name, value in config.items():
+        if name.endswith("_token_id") and isinstance(value, int):
+            config[name] = new_ids.get(value)
+    return {**config, fields["vocab_size"][0]: len(new_ids)}
+
+
 def new_hf_config(
     settings: Mapping[str, Any], *, vocab_size: int | None = None, special_ids: Mapping[str, int] = MappingProxyType({})
 ) -> dict[str, Any]:
