@@ -184,7 +184,8 @@ def _compare(model: TaskModel, saved: TaskModel, new_ids: Mapping[int, int], chu
         is_same = expected == after
         if is_same and compares_logits:
             pairs = zip(forward_windows(model, before), forward_windows(saved, after), strict=True)
-            is_same = all(torch.equal(one, other) for one, other in pairs)
+            # The last digit of a product depends on where the memory of the weights begins.
+            is_same = all(torch.allclose(one, other, rtol=1e-5, atol=1e-5) for one, other in pairs)
         if not is_same:
             raise CheckpointError(
                 "the texts have other tokens or logits with a smaller vocabulary, so export wrote no file. This "
