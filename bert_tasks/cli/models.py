@@ -436,7 +436,7 @@ def export(
     ] = None,
     vocabulary: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FILE", help="Texts whose pieces are the vocabulary of the weights. May be repeated."),
+        typer.Option(metavar="FILE", help="Keep the pieces of these texts only. May be repeated."),
     ] = None,
     adapter: Adapter = None,
     overwrite: Overwrite = False,
