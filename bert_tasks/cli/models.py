@@ -434,6 +434,10 @@ def export(
     data: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Rows to check. The first 200 verify the graph.")
     ] = None,
+    vocabulary: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="Keep the pieces of these texts only. May be repeated."),
+    ] = None,
     adapter: Adapter = None,
     overwrite: Overwrite = False,
     as_json: AsJson = False,
@@ -443,12 +447,14 @@ def export(
     Example: bert-tasks export runs/first/model --to onnx --output first-onnx --data dev.csv
 
     Example: bert-tasks export runs/both --task slots --to transformers --output slots
+
+    Example: bert-tasks export runs/first --to transformers --vocabulary texts.txt --output smaller
     """
     from bert_tasks.export import export
 
     # The other fields of ReadOptions are arguments of ``export``.
     options = {name: value for name, value in vars(reading).items() if name not in ("document", "split")}
-    loading |= {"adapter": adapter, "overwrite": overwrite}
+    loading |= {"adapter": adapter, "overwrite": overwrite, "vocabulary": vocabulary}
     result = export(model, to=to, output=output, data=data, **loading, **options)
     print_result(result.to_json(), result.lines(), as_json=as_json)
 

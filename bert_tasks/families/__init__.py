@@ -206,6 +206,20 @@ def converted_config(hf_config: Mapping[str, Any], *, layers: Sequence[int], fam
     return converted
 
 
+def config_of_kept_ids(hf_config: Mapping[str, Any], new_ids: Mapping[int, int]) -> dict[str, Any]:
+    """Returns the config.json of a model that keeps some rows of the word embeddings, for ids with their new ids."""
+    fields = family_of(hf_config).fields
+    # The file may lack the id of padding, which is then transformers' default.
+    complete = {**hf_config, fields["pad_token_id"][0]: encoder_config(hf_config).pad_token_id}
+    config: dict[str, Any] = {}
+    for name, value in complete.items():
+        if not name.endswith("_token_id") or value is None:
+            config[name] = value
+        elif value in new_ids:  # an id outside the vocabulary was never used
+            config[name] = new_ids[value]
+    return {**config, fields["vocab_size"][0]: len(new_ids)}
+
+
 def new_hf_config(
     settings: Mapping[str, Any], *, vocab_size: int | None = None, special_ids: Mapping[str, int] = MappingProxyType({})
 ) -> dict[str, Any]:
