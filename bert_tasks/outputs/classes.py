@@ -36,6 +36,7 @@ from bert_tasks.outputs.class_weights import (
 )
 from bert_tasks.outputs.explanation import ExplainedLogit, Explanation
 from bert_tasks.outputs.features import Feature, windows_by_row
+from bert_tasks.outputs.linear_probe import LinearLayer, Numbers, fit_classes
 from bert_tasks.outputs.logits import sample_logits, softmax_divergence
 from bert_tasks.outputs.losses import check_focal_gamma, cross_entropy
 from bert_tasks.outputs.prediction import Prediction
@@ -210,6 +211,9 @@ class Classes(ThresholdOutput[ClassPrediction]):
 
     def divergence_count(self, features: Sequence[Feature]) -> float:
         return float(len(windows_by_row(features)))
+
+    def fit_linear(self, vectors: Numbers, labels: Numbers, *, seed: int) -> LinearLayer:
+        return fit_classes(vectors, labels[:, 0], self.labels, self.label_weights(), seed=seed)
 
     # Values fitted to data
 

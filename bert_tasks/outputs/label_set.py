@@ -28,6 +28,7 @@ from bert_tasks.outputs.class_weights import (
 )
 from bert_tasks.outputs.explanation import ExplainedLogit, Explanation
 from bert_tasks.outputs.features import Feature, windows_by_row
+from bert_tasks.outputs.linear_probe import LinearLayer, Numbers, fit_label_set
 from bert_tasks.outputs.logits import sample_logits, sigmoid_divergence
 from bert_tasks.outputs.losses import binary_cross_entropy, check_focal_gamma
 from bert_tasks.outputs.prediction import Prediction
@@ -170,6 +171,9 @@ class LabelSet(ThresholdOutput[LabelSetPrediction]):
 
     def divergence_count(self, features: Sequence[Feature]) -> float:
         return float(len(windows_by_row(features)) * self.size)
+
+    def fit_linear(self, vectors: Numbers, labels: Numbers, *, seed: int) -> LinearLayer:
+        return fit_label_set(vectors, labels, self.labels, self.label_weights(), seed=seed)
 
     # Values fitted to data
 
