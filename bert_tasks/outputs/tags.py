@@ -141,13 +141,6 @@ class Tags(Output[TokenPrediction]):
         return not all(label.startswith("LABEL_") for label in self.labels)
 
     @property
-    def outside(self) -> int | None:
-        """The index of the label "O", by which the windows of a word are compared. None without this label."""
-        if "O" not in self.labels:
-            return None
-        return self.labels.index("O")
-
-    @property
     def _label_scheme(self) -> Scheme:
         """The scheme of the labels, and so of the predictions."""
         return label_scheme(self.labels)
@@ -280,7 +273,7 @@ class Tags(Output[TokenPrediction]):
     def calibrate(self, compact: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]) -> Self:
         """Fits the temperature to the words of rows whose tags the model has."""
         index = {label: number for number, label in enumerate(self.labels)}
-        words = iter(word_logits(compact, features, self.outside))
+        words = iter(word_logits(compact, features, self.labels))
         pairs: list[tuple[Tensor, int]] = []
         for row in rows:
             logits = list(islice(words, len(row["words"])))
@@ -320,7 +313,7 @@ class Tags(Output[TokenPrediction]):
         if self.crf:
             best, scores = self._best_paths(compact, features, counts)
         else:
-            best, scores = self._best_labels(word_logits(compact, features, self.outside))
+            best, scores = self._best_labels(word_logits(compact, features, self.labels))
         is_raw = self._label_scheme == "raw"
         borders = pairwise(accumulate(counts, initial=0))  # where the words of each row begin and end
         predictions = []
@@ -373,7 +366,7 @@ class Tags(Output[TokenPrediction]):
             raise UsageError("a tagger with crf = true scores sequences of tags, not words. Predict without logits")
         if not predictions:
             return []
-        words = iter(word_logits(compact, features, self.outside).tolist())
+        words = iter(word_logits(compact, features, self.labels).tolist())
         results = []
         for prediction in predictions:
             of_row = islice(words, len(prediction.words))
@@ -401,7 +394,7 @@ class Tags(Output[TokenPrediction]):
     ) -> list[ExplainedLogit]:
         """Returns for each entity the mean logit of its words' predicted tags at their first tokens."""
         logits: list[ExplainedLogit] = []
-        remaining = iter(word_places(compact, features, self.outside))
+        remaining = iter(word_places(compact, features, self.labels))
         for prediction, row in zip(predictions, rows, strict=True):
             tokens = list(islice(remaining, len(prediction.words)))  # one for each word of the row
             column, text, places = located_words(row["words"], row.get("text"))

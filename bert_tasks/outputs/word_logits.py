@@ -18,9 +18,7 @@ from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.outputs.features import Feature, word_starts
 
 
-def word_places(
-    compact: Sequence[Tensor], features: Sequence[Feature], outside: int | None = None
-) -> list[tuple[int, int]]:
+def word_places(compact: Sequence[Tensor], features: Sequence[Feature], labels: Sequence[str]) -> list[tuple[int, int]]:
     """Returns for each word of all rows the feature that is read for it, and its first token among those read there.
 
     If several windows of a row read a word, it is the window in which the label "O" has the highest probability. "O"
@@ -32,7 +30,7 @@ def word_places(
     Args:
         compact: The logits of the tokens that each feature reads.
         features: The features of rows.
-        outside: The index of the label "O". Without it the first window that reads a word stands for it.
+        labels: The labels, in the order of the logits. Without "O" the first window that reads a word stands for it.
     """
     places: dict[tuple[int, int], list[tuple[int, int]]] = {}  # row and number of a word -> its places
     for number, feature in enumerate(features):
@@ -42,9 +40,9 @@ def word_places(
         for token, is_start in enumerate(word_starts(word_ids)):
             if is_start:
                 places.setdefault((feature["row"], word_ids[token]), []).append((number, token))
-    if outside is None or all(len(of_word) == 1 for of_word in places.values()):
+    if "O" not in labels or all(len(of_word) == 1 for of_word in places.values()):
         return [of_word[0] for of_word in places.values()]
-    support = [logits.softmax(dim=1).select(1, outside).tolist() for logits in compact]
+    support = [logits.softmax(dim=1).select(1, labels.index("O")).tolist() for logits in compact]
     chosen: list[tuple[int, int]] = []
     for of_word in places.values():
         best = of_word[0]
@@ -55,10 +53,10 @@ def word_places(
     return chosen
 
 
-def word_logits(compact: Sequence[Tensor], features: Sequence[Feature], outside: int | None = None) -> Tensor:
+def word_logits(compact: Sequence[Tensor], features: Sequence[Feature], labels: Sequence[str]) -> Tensor:
     """Returns ``[W, L]`` the logits of each word at its place. See ``word_places``, which has these arguments."""
     logits = torch.cat(list(compact))  # [R, L]
-    places = word_places(compact, features, outside)
+    places = word_places(compact, features, labels)
     if len(places) == len(logits):  # every token that is read is the first of another word
         return logits
     starts = list(accumulate(map(len, compact), initial=0))  # where the logits of each feature begin

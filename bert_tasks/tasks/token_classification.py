@@ -255,7 +255,7 @@ class TokenClassification(Task[TokenPrediction]):
 
     def _check_merging(self, context: Context | None, windows: Sequence[WordWindow]) -> None:
         """Raises DataError if windows read the same words, and the label by which they are compared does not exist."""
-        if context is None or self.output.outside is not None:
+        if context is None or "O" in self.output.labels:
             return
         parts = {window.words for window in windows}  # of the text
         if len(parts) < len(windows):
