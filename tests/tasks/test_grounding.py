@@ -9,13 +9,14 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from transformers import PreTrainedTokenizerBase
+from transformers import AutoModelForTokenClassification, PreTrainedTokenizerBase
 
-from bert_tasks import evaluate
+from bert_tasks import evaluate, predict
 from bert_tasks.data.options import ReadOptions
 from bert_tasks.data.reading import read
 from bert_tasks.data.splits import row_keys, train_validation_split
 from bert_tasks.errors import DataError, UsageError
+from bert_tasks.export import export
 from bert_tasks.init import init_recipe
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.outputs.features import Feature
@@ -26,6 +27,7 @@ from bert_tasks.tasks.windows.contexts import ContextTokens, tokenized_contexts
 from bert_tasks.tasks.windows.frame import Frame
 from bert_tasks.tasks.windows.grounding import Context, PairRules
 from bert_tasks.tasks.windows.words import SubWords
+from support.servers import Application, rounded, visit
 from support.small_checkpoints import save_checkpoint, tokenizer_of
 from support.small_tokenizers import LINES
 
@@ -47,8 +49,6 @@ def folder(wordpiece_tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytes
 
 
 def stock_logits(folder: Path, encoding: dict[str, Any]) -> torch.Tensor:
-    from transformers import AutoModelForTokenClassification
-
     model = AutoModelForTokenClassification.from_pretrained(folder).eval()
     with torch.no_grad():
         logits: torch.Tensor = model(**{name: torch.tensor(value) for name, value in encoding.items()}).logits
@@ -335,3 +335,26 @@ class TestUse:
         before, words = task.pipeline_inputs(first)
         assert before == [f"{first['question']}\n\n{first['context']}"]
         assert words == first["words"]
+
+    def test_a_request_may_have_a_context(self, folder: Path) -> None:
+        model = TaskModel.from_pretrained(folder, max_length=48, doc_stride=8)
+        model.task = model.task.fit_rows([grounded(LINES[0])])
+        row = {"text": LINES[4], "context": LONG, "question": "who told the baker"}
+        (expected,) = model.predict([row])
+
+        async def ask(served: Application) -> list[Any]:
+            about = await served.client.get("/model")
+            return [about.json()["examples"], (await served.post(row)).json()]
+
+        examples, answer = visit(model, ask)
+        assert all("context" in example for example in examples)
+        assert answer == rounded(expected.to_json())
+
+    @pytest.mark.slow
+    def test_an_exported_model_reads_contexts(self, folder: Path, tmp_path: Path) -> None:
+        pytest.importorskip("onnxruntime")
+        row = grounded(LINES[4], LONG)
+        export(folder, to="onnx", output=tmp_path / "onnx", data=[row])
+        (ours,), (theirs,) = predict(folder, [row]), predict(tmp_path / "onnx", [row])
+        assert theirs.tags == ours.tags
+        assert theirs.scores == pytest.approx(ours.scores, abs=1e-4)
