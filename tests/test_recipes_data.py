@@ -17,6 +17,7 @@ FOLDER = Path(__file__).parents[1] / "recipes" / "data"
 RECIPES = sorted(FOLDER.parent.rglob("*.toml"))
 FILES = sorted(str(path.relative_to(FOLDER)) for path in FOLDER.glob("*/*"))
 TAGGED = ("custom/entities.conll", "custom/slots.jsonl")
+GROUNDED = ("custom/grounded.jsonl", "custom/grounded_validation.jsonl")
 
 
 def text_of(name: str) -> str:
@@ -40,6 +41,8 @@ def sentences(name: str) -> list[tuple[list[str], list[str]]]:
 def row_count(name: str) -> int:
     if name.endswith(".txt"):
         return len(text_of(name).split("\n\n"))
+    if name in GROUNDED:
+        return len(text_of(name).splitlines())
     return len(sentences(name)) if name in TAGGED else len(csv_rows(name))
 
 
@@ -84,6 +87,26 @@ def test_tags_are_counted_in_the_readme(name: str) -> None:
     counts = Counter(tag[2:] for _, tags in sentences(name) for tag in tags if tag.startswith("B-"))
     assert counts == stated_counts(name)
     assert f"{counts.total()} " in described()[name][2]
+
+
+@pytest.mark.parametrize("name", GROUNDED)
+def test_unsupported_parts_are_whole_words_and_counted_in_the_readme(name: str) -> None:
+    counts, without = Counter[str](), 0
+    for row in map(json.loads, text_of(name).splitlines()):
+        assert tuple(row) == described()[name][1]
+        without += not row["unsupported"]
+        for start, end, label in row["unsupported"]:
+            assert re.fullmatch(r"\w.*[\w.]", row["answer"][start:end])
+            assert re.fullmatch(r"(.*\W)?", row["answer"][:start])
+            assert re.fullmatch(r"(\W.*)?", row["answer"][end:])
+            counts[label] += 1
+    assert counts == stated_counts(name)
+    assert f"{without} answers have none" in described()[name][2]
+
+
+def test_the_two_files_of_grounded_answers_share_no_context() -> None:
+    train, validation = ({json.loads(line)["context"] for line in text_of(name).splitlines()} for name in GROUNDED)
+    assert not train & validation
 
 
 @pytest.mark.parametrize(("name", "column"), [("answers", "question"), ("search", "query")])

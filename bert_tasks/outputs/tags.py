@@ -27,7 +27,7 @@ from bert_tasks.data.conll import (
 from bert_tasks.data.features import token_batches
 from bert_tasks.data.known_labels import known_tags
 from bert_tasks.data.profile import listed
-from bert_tasks.data.words import located_words
+from bert_tasks.data.words import context_texts, located_words
 from bert_tasks.encoder import crf
 from bert_tasks.encoder.config import HeadKind
 from bert_tasks.encoder.packing import PackedBatch
@@ -51,7 +51,7 @@ from bert_tasks.outputs.class_weights import (
 )
 from bert_tasks.outputs.conll_files import TAG_FILES, compared_predictions, compared_tags
 from bert_tasks.outputs.explanation import ExplainedLogit, Explanation
-from bert_tasks.outputs.features import Feature, windows_by_row
+from bert_tasks.outputs.features import Feature
 from bert_tasks.outputs.files import FileFormat
 from bert_tasks.outputs.logits import softmax_divergence
 from bert_tasks.outputs.losses import check_focal_gamma, cross_entropy
@@ -64,7 +64,7 @@ from bert_tasks.outputs.tag_prediction import entity_candidates, without_entitie
 from bert_tasks.outputs.tag_prediction import entity_spans as entity_spans
 from bert_tasks.outputs.tag_report import label_word, tag_sections
 from bert_tasks.outputs.thresholds import ThresholdOutput
-from bert_tasks.outputs.word_logits import first_tokens, labelled_logits, word_logits
+from bert_tasks.outputs.word_logits import labelled_logits, word_logits, word_places
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -94,6 +94,7 @@ class Tags(ThresholdOutput[TokenPrediction]):
         calibration: ``temperature`` divides the logits by one number that gives the validation rows the lowest cross
             entropy. ``none`` uses them as they are.
         temperature: The number, fitted on the validation rows.
+        reads_context: True if training rows had a context. The examples of the model then have one, too.
 
     Examples:
         >>> Tags(labels=("O", "B-PER", "I-PER")).word_labels({"words": ["Ada", "sings"], "tags": ["B-PER", "O"]})
@@ -114,6 +115,7 @@ class Tags(ThresholdOutput[TokenPrediction]):
     scheme: Literal["", "IOB1", "IOB2", "BIOES", "raw"] = fitted("")
     calibration: CalibrationMethod = "none"
     temperature: float = fitted(1.0)
+    reads_context: bool = fitted(False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -239,7 +241,7 @@ class Tags(ThresholdOutput[TokenPrediction]):
     # Values fitted to data
 
     def fit_rows(self, rows: Iterable[Row]) -> Self:
-        """Records the scheme of the training tags, and the ``balanced`` class weights.
+        """Records the scheme of the training tags, if rows have a context, and the ``balanced`` class weights.
 
         The weights count words, also if other sub-words are trained. As in training, a row with a tag that no label has
         does not count.
@@ -247,10 +249,15 @@ class Tags(ThresholdOutput[TokenPrediction]):
         Raises:
             DataError: A tag has the name of a metric over all tags, or no training word has one of the labels.
         """
-        sentences = [row["tags"] for row in rows if row.get("tags") is not None]
-        output = self
+        sentences: list[Sequence[str]] = []
+        reads_context = False
+        for row in rows:
+            if row.get("tags") is not None:
+                sentences.append(row["tags"])
+            reads_context = reads_context or len(context_texts(row)) > 0
+        output = replace(self, reads_context=reads_context)
         if sentences:
-            output = replace(self, scheme=detect_scheme(sentences))
+            output = replace(output, scheme=detect_scheme(sentences))
         check_names(self.labels, raw=self._label_scheme == "raw")
         if self.class_weights != "balanced":
             return output
@@ -268,7 +275,7 @@ class Tags(ThresholdOutput[TokenPrediction]):
     def calibrate(self, compact: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]) -> Self:
         """Fits the temperature to the words of rows whose tags the model has."""
         index = {label: number for number, label in enumerate(self.labels)}
-        words = iter(word_logits(compact, features))
+        words = iter(word_logits(compact, features, self.labels))
         pairs: list[tuple[Tensor, int]] = []
         for row in rows:
             logits = list(islice(words, len(row["words"])))
@@ -319,7 +326,7 @@ class Tags(ThresholdOutput[TokenPrediction]):
         if self.crf:
             best, probabilities = self._best_paths(compact, features, counts)
         else:
-            best, probabilities = self._best_labels(word_logits(compact, features))
+            best, probabilities = self._best_labels(word_logits(compact, features, self.labels))
         scores = probabilities.gather(1, best[:, None]).squeeze(1).tolist()
         is_raw = self._label_scheme == "raw"
         borders = pairwise(accumulate(counts, initial=0))  # where the words of each row begin and end
@@ -374,7 +381,7 @@ class Tags(ThresholdOutput[TokenPrediction]):
             raise UsageError("a tagger with crf = true scores sequences of tags, not words. Predict without logits")
         if not predictions:
             return []
-        words = iter(word_logits(compact, features).tolist())
+        words = iter(word_logits(compact, features, self.labels).tolist())
         results = []
         for prediction in predictions:
             of_row = islice(words, len(prediction.words))
@@ -402,17 +409,23 @@ class Tags(ThresholdOutput[TokenPrediction]):
     ) -> list[ExplainedLogit]:
         """Returns for each entity the mean logit of its words' predicted tags at their first tokens."""
         logits: list[ExplainedLogit] = []
-        for prediction, windows, row in zip(predictions, windows_by_row(features), rows, strict=True):
-            first_tokens_of_words = first_tokens(windows, features)
+        remaining = iter(word_places(compact, features, self.labels))
+        for prediction, row in zip(predictions, rows, strict=True):
+            tokens = list(islice(remaining, len(prediction.words)))  # one for each word of the row
             column, text, places = located_words(row["words"], row.get("text"))
             for entity in entities(prediction.tags):
                 terms = []
                 # One weight for all words, so that a long entity is explained on the scale of a short one.
                 for word in range(entity.start, entity.end):
-                    window, token = first_tokens_of_words[word]
+                    window, token = tokens[word]
                     place = token * self.size + self.labels.index(prediction.tags[word])
                     terms.append((window, place, 1 / (entity.end - entity.start)))
-                logit = ExplainedLogit(label=entity.type, texts={column: text}, terms=tuple(terms), words=tuple(places))
+                logit = ExplainedLogit(
+                    label=entity.type,
+                    texts={**context_texts(row), column: text},
+                    terms=tuple(terms),
+                    words={column: places},
+                )
                 logits.append(logit)
         return logits
 
