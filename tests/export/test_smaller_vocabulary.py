@@ -109,7 +109,7 @@ def test_a_tokenizer_with_bytes_reads_every_text(
         assert tokenizer.decode(tokenizer(text, add_special_tokens=False)["input_ids"]) == text
 
 
-@pytest.mark.parametrize("processor", ["TemplateProcessing", "BertProcessing"])
+@pytest.mark.parametrize("processor", ["TemplateProcessing", "RobertaProcessing"])
 def test_special_tokens_behind_the_pieces(
     processor: str, modern_tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
@@ -122,9 +122,9 @@ def test_special_tokens_behind_the_pieces(
         token["id"] = ids[token["content"]]
     for piece, token in content["post_processor"]["special_tokens"].items():
         token["ids"] = [ids[piece]]
-    if processor == "BertProcessing":
+    if processor == "RobertaProcessing":
         ends = {role: [f"[{role.upper()}]", ids[f"[{role.upper()}]"]] for role in ("sep", "cls")}
-        content["post_processor"] = {"type": processor, **ends}
+        content["post_processor"] = {"type": processor, **ends, "trim_offsets": True, "add_prefix_space": False}
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
     before = AutoTokenizer.from_pretrained(tmp_path)
     assert before.pad_token_id == 595
