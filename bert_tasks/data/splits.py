@@ -30,12 +30,13 @@ from bert_tasks.data.columns import (
 from bert_tasks.data.formats import expected_files, files_of_split, named_format
 from bert_tasks.data.formats.hub import HubSplit, hub_splits
 from bert_tasks.data.issues import SKIP_HINT, RowIssues, counted, first_few, missing_path
-from bert_tasks.data.kinds import CONTEXT, Answers, Choices, ClassKind, LabelKind, Tags, TextKind
+from bert_tasks.data.kinds import CONTEXT, Answers, Choices, ClassKind, LabelKind, Tags, TextKind, Words
 from bert_tasks.data.options import Document, ReadOptions, SplitName
 from bert_tasks.data.reading import column_names, column_values, matching_files, read
 from bert_tasks.data.rows import Rows
 from bert_tasks.data.split_column import SPLIT_COLUMNS, count_splits, is_split_column
 from bert_tasks.data.trained_reading import TrainedReading, training_names
+from bert_tasks.data.words import context_texts
 from bert_tasks.errors import DataError, argument
 from bert_tasks.storage import sha256
 
@@ -95,6 +96,8 @@ def row_groups(table: Rows, columns: Columns, keys: Sequence[int], share: float)
     grouped = first_column(columns, Answers, Choices, Tags)
     if grouped is not None:
         name, noun = _group_of(grouped)
+        if isinstance(grouped.type, Tags) and CONTEXT in names and any(table.rows.values(CONTEXT)):
+            name, noun = CONTEXT, "context"  # as for answers
         values = []
         if name in names:
             values = table.rows.values(name)
@@ -141,6 +144,7 @@ def row_keys(table: Rows, columns: Columns) -> NDArray[Any]:
         return _shared_keys(table, columns)
     has_choices = first_column(columns, Choices) is not None  # they may belong to an optional question
     texts = [column for column in columns if isinstance(column.type, TextKind) and (column.required or has_choices)]
+    has_words = first_column(columns, Words) is not None  # they may have a context
     labels = [column.name for column in columns if column.is_label]
     keys = np.empty(len(table), dtype=_KEYS)
     for index, row in enumerate(table):
@@ -154,6 +158,8 @@ def row_keys(table: Rows, columns: Columns) -> NDArray[Any]:
             text = " ".join(parts).strip().casefold()
             is_empty = is_empty or (column.required and text == "")
             folded.append(text)
+        if has_words:
+            folded += [text.strip().casefold() for text in context_texts(row).values()]
         # The null character separates the texts, so that ("a b", "c") and ("a", "b c") differ.
         keys[index] = (_digest("\0".join(folded)), _digest(repr([row.get(name) for name in labels])), is_empty)
     return keys

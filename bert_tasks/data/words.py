@@ -6,8 +6,9 @@ predict is split in the same way here, before the model's tokenizer splits the w
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
+from typing import Any
 
 # A regular expression over classes of characters. It matches an abbreviation (U.S.), a word, with marks between letters
 # or digits (state-of-the-art, 3.5, O'Neill), a Chinese or Japanese character, or one character of punctuation.
@@ -76,6 +77,25 @@ def located_words(words: Sequence[str], text: str | None) -> tuple[str, str, lis
     starts = accumulate((len(word) + 1 for word in words), initial=0)
     places = [(start, start + len(word)) for start, word in zip(starts, words, strict=False)]
     return "words", " ".join(words), places
+
+
+def context_texts(row: Mapping[str, Any]) -> dict[str, str]:
+    """Returns what a tagger reads before the words of a row, by column: its question, if any, and its context.
+
+    A row whose context is missing or blank has nothing before its words. A question is read only before a context.
+
+    Examples:
+        >>> context_texts({"words": ["At", "nine", "."], "question": "When?", "context": "The shop opens at ten."})
+        {'question': 'When?', 'context': 'The shop opens at ten.'}
+    """
+    texts: dict[str, str] = {}
+    for name in ("question", "context"):
+        text = row.get(name)
+        if text is not None and text.strip() != "":
+            texts[name] = text
+    if "context" not in texts:
+        return {}
+    return texts
 
 
 def _class_of(character: str) -> str:

@@ -71,7 +71,11 @@ def _label_findings(reading: Reading, label: ColumnProfile, rows: Sequence[Row])
     """Yields sentences on the column of the labels, and on the rows whose label is missing or cannot be used."""
     yield f"{label.name}: {_purpose(label, reading)}, {label.described()}"
     if label.empty and not isinstance(reading.kind, Labels):
-        what = "an answer" if isinstance(reading.kind, Answers) else "a label"
+        what = "a label"
+        if isinstance(reading.kind, Answers):
+            what = "an answer"
+        elif isinstance(reading.kind, Spans):
+            what = "a span"  # which an empty list says, too, as a label to learn from
         yield f"{label.name}: {counted(label.empty, 'row')} without {what}"
     hidden = label.hidden_value
     if isinstance(reading.kind, Label) and hidden is not None:

@@ -8,7 +8,8 @@ explanation. A token never belongs to two.
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple
 
 from bert_tasks.data.words import word_spans
@@ -43,13 +44,14 @@ class ExplainedLogit:
         texts: column -> text, of all columns in which the row's tokens are.
         terms: (feature, place, weight) with the index of a feature, the position among its logits, row after row, and
             the factor. A feature may have several terms or none.
-        words: The positions of the words in the text, if the row itself has words. Default: see ``word_spans``.
+        words: The positions of the words in the text of a column, if the row itself has words there. Default: see
+            ``word_spans``.
     """
 
     label: str | None
     texts: Mapping[str, str]
     terms: tuple[tuple[int, int, float], ...]
-    words: tuple[tuple[int, int], ...] | None = None
+    words: Mapping[str, Sequence[tuple[int, int]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,13 +146,19 @@ class TextWords:
 def word_contributions(
     texts: Mapping[str, str],
     tokens: Sequence[tuple[TokenSpan, float]],
-    places: Sequence[tuple[int, int]] | None = None,
+    places: Mapping[str, Sequence[tuple[int, int]]] = MappingProxyType({}),
 ) -> tuple[WordContribution, ...]:
-    """Sums contributions of tokens over words. Overlapping windows repeat tokens."""
+    """Sums contributions of tokens over words. Overlapping windows repeat tokens.
+
+    Args:
+        texts: The text of each column.
+        tokens: The span of each token, and its contribution.
+        places: The positions of the words in the text of a column. Default: see ``word_spans``.
+    """
     contributions: list[WordContribution] = []
     for column, text in texts.items():
         column_tokens = [(span, contribution) for span, contribution in tokens if span.column == column]
-        words = TextWords(text, [(span.start, span.end) for span, _ in column_tokens], places)
+        words = TextWords(text, [(span.start, span.end) for span, _ in column_tokens], places.get(column))
         sums = [0.0] * len(words.spans)
         for span, contribution in column_tokens:
             sums[words.word_of(span.start, span.end)] += contribution

@@ -1,11 +1,13 @@
 """Predictions of taggers: the tag of each word, and the entities that the tags mark."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from bert_tasks.data.columns import Row
 from bert_tasks.data.conll import entities
 from bert_tasks.data.words import located_words
+from bert_tasks.metrics.classification import MISSED
 from bert_tasks.outputs.explanation import Explanation
 from bert_tasks.outputs.prediction import Prediction
 
@@ -45,6 +47,30 @@ class TokenPrediction(Prediction):
     scores: tuple[float, ...]
     entities: tuple[EntitySpan, ...]
     logits: tuple[tuple[float, ...], ...] | None = None
+
+
+def entity_candidates(pairs: Iterable[tuple[Row, TokenPrediction]]) -> Iterator[tuple[str, float, bool]]:
+    """Yields the candidates of a ``ThresholdOutput``, entities that are right if their words and type are right."""
+    for row, prediction in pairs:
+        expected, predicted = entities(row["tags"]), entities(prediction.tags)
+        for entity, span in zip(predicted, prediction.entities, strict=True):
+            yield entity.type, span.score, entity in expected
+        for entity in expected:
+            if entity not in predicted:
+                yield entity.type, MISSED, True
+
+
+def without_entities(
+    tags: Sequence[str], scores: Sequence[float], outside: Sequence[float], limits: Mapping[str, float]
+) -> tuple[tuple[str, ...], tuple[float, ...]]:
+    """Returns tags and their scores with O, of the score ``outside``, for entities below the limit of their tags."""
+    kept_tags, kept_scores = list(tags), list(scores)
+    for entity in entities(tags):
+        words = slice(entity.start, entity.end)
+        if fmean(scores[words]) < limits[tags[entity.start]]:
+            kept_tags[words] = ["O"] * (entity.end - entity.start)
+            kept_scores[words] = outside[words]
+    return tuple(kept_tags), tuple(kept_scores)
 
 
 def entity_spans(

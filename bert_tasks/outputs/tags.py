@@ -6,7 +6,7 @@ Shape legend: R tokens read (words, for a CRF), W words, L labels.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, islice, pairwise
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
@@ -27,14 +27,14 @@ from bert_tasks.data.conll import (
 from bert_tasks.data.features import token_batches
 from bert_tasks.data.known_labels import known_tags
 from bert_tasks.data.profile import listed
-from bert_tasks.data.words import located_words
+from bert_tasks.data.words import context_texts, located_words
 from bert_tasks.encoder import crf
 from bert_tasks.encoder.config import HeadKind
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.metrics.tables import MetricTable, metric_table
 from bert_tasks.metrics.tagging import check_names, tagging_metrics
-from bert_tasks.outputs.base import LossTerm, Output, labelled, no_loss
+from bert_tasks.outputs.base import LossTerm, labelled, no_loss
 from bert_tasks.outputs.calibration import (
     ECE,
     CalibrationMethod,
@@ -51,7 +51,7 @@ from bert_tasks.outputs.class_weights import (
 )
 from bert_tasks.outputs.conll_files import TAG_FILES, compared_predictions, compared_tags
 from bert_tasks.outputs.explanation import ExplainedLogit, Explanation
-from bert_tasks.outputs.features import Feature, windows_by_row
+from bert_tasks.outputs.features import Feature
 from bert_tasks.outputs.files import FileFormat
 from bert_tasks.outputs.logits import softmax_divergence
 from bert_tasks.outputs.losses import check_focal_gamma, cross_entropy
@@ -60,9 +60,11 @@ from bert_tasks.outputs.sections import ReportSections
 from bert_tasks.outputs.settings import fitted, per_label, require
 from bert_tasks.outputs.tag_prediction import EntitySpan as EntitySpan
 from bert_tasks.outputs.tag_prediction import TokenPrediction as TokenPrediction
+from bert_tasks.outputs.tag_prediction import entity_candidates, without_entities
 from bert_tasks.outputs.tag_prediction import entity_spans as entity_spans
 from bert_tasks.outputs.tag_report import label_word, tag_sections
-from bert_tasks.outputs.word_logits import first_tokens, labelled_logits, word_logits
+from bert_tasks.outputs.thresholds import ThresholdOutput
+from bert_tasks.outputs.word_logits import labelled_logits, word_logits, word_places
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -71,7 +73,7 @@ _CRF_SCORES = 2**23  # numbers in the matrices of a CRF that are decoded at once
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tags(Output[TokenPrediction]):
+class Tags(ThresholdOutput[TokenPrediction]):
     """A tag for every word, such as named entities, slots, chunks or parts of speech.
 
     The tags are scored alone, by a softmax for each word, or as a sequence, by a CRF (Lafferty et al. 2001,
@@ -92,6 +94,7 @@ class Tags(Output[TokenPrediction]):
         calibration: ``temperature`` divides the logits by one number that gives the validation rows the lowest cross
             entropy. ``none`` uses them as they are.
         temperature: The number, fitted on the validation rows.
+        reads_context: True if training rows had a context. The examples of the model then have one, too.
 
     Examples:
         >>> Tags(labels=("O", "B-PER", "I-PER")).word_labels({"words": ["Ada", "sings"], "tags": ["B-PER", "O"]})
@@ -112,6 +115,7 @@ class Tags(Output[TokenPrediction]):
     scheme: Literal["", "IOB1", "IOB2", "BIOES", "raw"] = fitted("")
     calibration: CalibrationMethod = "none"
     temperature: float = fitted(1.0)
+    reads_context: bool = fitted(False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -237,7 +241,7 @@ class Tags(Output[TokenPrediction]):
     # Values fitted to data
 
     def fit_rows(self, rows: Iterable[Row]) -> Self:
-        """Records the scheme of the training tags, and the ``balanced`` class weights.
+        """Records the scheme of the training tags, if rows have a context, and the ``balanced`` class weights.
 
         The weights count words, also if other sub-words are trained. As in training, a row with a tag that no label has
         does not count.
@@ -245,10 +249,15 @@ class Tags(Output[TokenPrediction]):
         Raises:
             DataError: A tag has the name of a metric over all tags, or no training word has one of the labels.
         """
-        sentences = [row["tags"] for row in rows if row.get("tags") is not None]
-        output = self
+        sentences: list[Sequence[str]] = []
+        reads_context = False
+        for row in rows:
+            if row.get("tags") is not None:
+                sentences.append(row["tags"])
+            reads_context = reads_context or len(context_texts(row)) > 0
+        output = replace(self, reads_context=reads_context)
         if sentences:
-            output = replace(self, scheme=detect_scheme(sentences))
+            output = replace(output, scheme=detect_scheme(sentences))
         check_names(self.labels, raw=self._label_scheme == "raw")
         if self.class_weights != "balanced":
             return output
@@ -266,7 +275,7 @@ class Tags(Output[TokenPrediction]):
     def calibrate(self, compact: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]) -> Self:
         """Fits the temperature to the words of rows whose tags the model has."""
         index = {label: number for number, label in enumerate(self.labels)}
-        words = iter(word_logits(compact, features))
+        words = iter(word_logits(compact, features, self.labels))
         pairs: list[tuple[Tensor, int]] = []
         for row in rows:
             logits = list(islice(words, len(row["words"])))
@@ -277,6 +286,17 @@ class Tags(Output[TokenPrediction]):
         if temperature is None:
             return self
         return replace(self, temperature=temperature)
+
+    def candidates(
+        self, predictions: Sequence[TokenPrediction], rows: Sequence[Row]
+    ) -> Iterator[tuple[str, float, bool]]:
+        if self._label_scheme == "raw" or "O" not in self.labels:
+            raise UsageError("thresholds are for tags that mark entities, such as O, B-PER and I-PER")
+        return entity_candidates(labelled(rows, predictions, "tags"))
+
+    def threshold_name(self, label: str) -> str:
+        """Returns the type of a tag's entities. It is empty for O, which has no threshold."""
+        return label.partition("-")[2]
 
     @property
     def remedies(self) -> tuple[str, ...]:
@@ -304,40 +324,43 @@ class Tags(Output[TokenPrediction]):
             return []
         counts = [len(row["words"]) for row in rows]
         if self.crf:
-            best, scores = self._best_paths(compact, features, counts)
+            best, probabilities = self._best_paths(compact, features, counts)
         else:
-            best, scores = self._best_labels(word_logits(compact, features))
+            best, probabilities = self._best_labels(word_logits(compact, features, self.labels))
+        scores = probabilities.gather(1, best[:, None]).squeeze(1).tolist()
         is_raw = self._label_scheme == "raw"
         borders = pairwise(accumulate(counts, initial=0))  # where the words of each row begin and end
         predictions = []
         for row, (start, end) in zip(rows, borders, strict=True):
             words, word_scores = tuple(row["words"]), tuple(scores[start:end])
-            tags = tuple(self.labels[index] for index in best[start:end])
+            tags = tuple(self.labels[index] for index in best[start:end].tolist())
+            if self.thresholds:
+                limits = dict(zip(self.labels, self.thresholds, strict=True))
+                outside = probabilities[start:end, self.labels.index("O")]
+                tags, word_scores = without_entities(tags, word_scores, outside.tolist(), limits)
             spans: tuple[EntitySpan, ...] = ()
             if not is_raw:
                 spans = entity_spans(words, tags, word_scores, row.get("text"))
             predictions.append(TokenPrediction(words=words, tags=tags, scores=word_scores, entities=spans))
         return predictions
 
-    def _best_labels(self, logits: Tensor) -> tuple[list[int], list[float]]:
-        """Returns the most probable label of each word, and its probability."""
+    def _best_labels(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the most probable label of each word, ``[W]``, and the probabilities of all labels, ``[W, L]``."""
         if self.calibration == "temperature":
             logits = logits / self.temperature
-        highest = logits.argmax(dim=1)  # [W]
-        scores = logits.softmax(dim=1).gather(1, highest[:, None]).squeeze(1)  # [W]
-        return highest.tolist(), scores.tolist()
+        return logits.argmax(dim=1), logits.softmax(dim=1)
 
     def _best_paths(
         self, compact: Sequence[Tensor], features: Sequence[Feature], counts: Sequence[int]
-    ) -> tuple[list[int], list[float]]:
-        """Returns the labels of a row's best path over its windows, and their marginals."""
+    ) -> tuple[Tensor, Tensor]:
+        """Returns the labels of a row's best path over its windows, ``[W]``, and the marginals of all, ``[W, L]``."""
         # In float64, because the score of a long sequence would leave too few digits for its words in float32.
         penalty = crf.FORBIDDEN * torch.tensor(forbidden_steps(self.labels), dtype=torch.float64)  # [L + 2, L]
         by_row: list[list[Tensor]] = [[] for _ in counts]
         for feature, window in zip(features, compact, strict=True):
             by_row[feature["row"]].append(window)
-        best: list[int] = []
-        scores: list[float] = []
+        best = [torch.empty(0, dtype=torch.long)]
+        marginals = [torch.empty(0, self.size, dtype=torch.float64)]
         room = _CRF_SCORES // penalty.numel()  # words
         with_words = [row for row, count in enumerate(counts) if count]
         for block in token_batches(with_words, counts, max_tokens=room):
@@ -346,10 +369,9 @@ class Tags(Output[TokenPrediction]):
                 windows += [window.double() for window in by_row[row]]
             logits = crf.restored(windows) + penalty  # [R, L + 2, L]
             lengths = [counts[row] for row in block]
-            labels = crf.best_labels(logits, lengths)
-            best += labels.tolist()
-            scores += crf.marginals(logits, lengths).gather(1, labels[:, None]).squeeze(1).tolist()
-        return best, scores
+            best.append(crf.best_labels(logits, lengths))
+            marginals.append(crf.marginals(logits, lengths))
+        return torch.cat(best), torch.cat(marginals)
 
     def with_logits(
         self, predictions: Sequence[TokenPrediction], compact: Sequence[Tensor], features: Sequence[Feature]
@@ -359,7 +381,7 @@ class Tags(Output[TokenPrediction]):
             raise UsageError("a tagger with crf = true scores sequences of tags, not words. Predict without logits")
         if not predictions:
             return []
-        words = iter(word_logits(compact, features).tolist())
+        words = iter(word_logits(compact, features, self.labels).tolist())
         results = []
         for prediction in predictions:
             of_row = islice(words, len(prediction.words))
@@ -387,17 +409,23 @@ class Tags(Output[TokenPrediction]):
     ) -> list[ExplainedLogit]:
         """Returns for each entity the mean logit of its words' predicted tags at their first tokens."""
         logits: list[ExplainedLogit] = []
-        for prediction, windows, row in zip(predictions, windows_by_row(features), rows, strict=True):
-            first_tokens_of_words = first_tokens(windows, features)
+        remaining = iter(word_places(compact, features, self.labels))
+        for prediction, row in zip(predictions, rows, strict=True):
+            tokens = list(islice(remaining, len(prediction.words)))  # one for each word of the row
             column, text, places = located_words(row["words"], row.get("text"))
             for entity in entities(prediction.tags):
                 terms = []
                 # One weight for all words, so that a long entity is explained on the scale of a short one.
                 for word in range(entity.start, entity.end):
-                    window, token = first_tokens_of_words[word]
+                    window, token = tokens[word]
                     place = token * self.size + self.labels.index(prediction.tags[word])
                     terms.append((window, place, 1 / (entity.end - entity.start)))
-                logit = ExplainedLogit(label=entity.type, texts={column: text}, terms=tuple(terms), words=tuple(places))
+                logit = ExplainedLogit(
+                    label=entity.type,
+                    texts={**context_texts(row), column: text},
+                    terms=tuple(terms),
+                    words={column: places},
+                )
                 logits.append(logit)
         return logits
 

@@ -15,7 +15,7 @@ import torch
 import transformers
 from _pytest.mark import ParameterSet
 from torch import Tensor, nn
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel, modeling_rope_utils
 from transformers.models.deberta_v2 import modeling_deberta_v2
 from transformers.models.eurobert import modeling_eurobert
 from transformers.models.gte import modeling_gte
@@ -216,6 +216,30 @@ def hf_model(
     return model
 
 
+class TorchInFloat64:
+    """torch, for functions of transformers that name float32, which become float64."""
+
+    float = float32 = torch.float64
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+
+def hf_frequencies(
+    config: PretrainedConfig, dtype: torch.dtype, *, length: int, layer_type: str | None = None
+) -> tuple[Tensor, float]:
+    """``[D / 2]`` frequencies and the factor of sines and cosines, of a new model for a batch of this length."""
+    parameters = config.rope_parameters if layer_type is None else config.rope_parameters[layer_type]
+    if parameters["rope_type"] == "default":
+        size = getattr(config, "head_dim", config.hidden_size // config.num_attention_heads)
+        return 1.0 / parameters["rope_theta"] ** (torch.arange(0, size, 2, dtype=dtype) / size), 1.0
+    compute = modeling_rope_utils.ROPE_INIT_FUNCTIONS[parameters["rope_type"]]
+    with pytest.MonkeyPatch.context() as patch:
+        if dtype == torch.float64:
+            patch.setattr(modeling_rope_utils, "torch", TorchInFloat64())
+        return compute(config, None, seq_len=length, layer_type=layer_type)
+
+
 def lift_float32_roundings() -> None:
     """Lets transformers' models with rotary positions compute in float64 throughout where their weights are in float64.
 
@@ -225,13 +249,11 @@ def lift_float32_roundings() -> None:
 
     def angles(self: Any, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> tuple[Tensor, Tensor]:
         dtype = torch.promote_types(x.dtype, torch.float32)
-        parameters = self.config.rope_parameters
-        theta = (parameters if layer_type is None else parameters[layer_type])["rope_theta"]
-        size = getattr(self.config, "head_dim", self.config.hidden_size // self.config.num_attention_heads)
-        frequencies = 1.0 / theta ** (torch.arange(0, size, 2, dtype=dtype, device=x.device) / size)
-        turns = position_ids[..., None].to(dtype) * frequencies
+        length = int(position_ids.max()) + 1
+        frequencies, factor = hf_frequencies(self.config, dtype, length=length, layer_type=layer_type)
+        turns = position_ids[..., None].to(dtype) * frequencies.to(x.device)
         both = torch.cat([turns, turns], dim=-1)
-        return both.cos().to(x.dtype), both.sin().to(x.dtype)
+        return (both.cos() * factor).to(x.dtype), (both.sin() * factor).to(x.dtype)
 
     def turned(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, ...]:
         cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)

@@ -41,6 +41,11 @@ TAGS = {
     "sound": "B-THING",
 }
 SENTENCES = tuple({"words": text.split(), "tags": [TAGS.get(word, "O") for word in text.split()]} for text in TEXTS)
+# Some rows have a question before their context.
+GROUNDED = tuple(
+    {**row, "context": f"{text} and so on", **({"question": "who or what"} if number % 2 else {})}
+    for number, (row, text) in enumerate(zip(SENTENCES, TEXTS, strict=True))
+)
 QUESTIONS = tuple(
     {"id": str(number), "question": f"{text.split()[0]} what", "context": text, "answers": answers}
     for number, text in enumerate(TEXTS)
@@ -114,6 +119,12 @@ EXAMPLES = {
     "token crf": Example(
         task=TokenClassification.of(labels=LABELS, max_length=24, doc_stride=6, crf=True),
         rows=SENTENCES,
+        column="words",
+        windows=True,
+    ),
+    "token context": Example(
+        task=TokenClassification.of(labels=LABELS, max_length=24, doc_stride=6),
+        rows=GROUNDED,
         column="words",
         windows=True,
     ),

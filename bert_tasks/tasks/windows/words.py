@@ -33,6 +33,15 @@ class SubWords:
     starts: Sequence[int]
     lost: int
 
+    def shortened(self, longest: int) -> "SubWords":
+        """Returns the sub-words with at most the first ``longest`` of each word."""
+        ids: list[int] = []
+        starts = [0]
+        for start, end in pairwise(self.starts):
+            ids += self.ids[start : min(end, start + longest)]
+            starts.append(len(ids))
+        return SubWords(ids=ids, starts=starts, lost=self.lost + len(self.ids) - len(ids))
+
 
 @dataclass(frozen=True, kw_only=True)
 class WordWindow:
@@ -40,11 +49,13 @@ class WordWindow:
 
     Attributes:
         ids: ``[N]`` the tokens, special tokens included.
-        words: The numbers of the words that are read here and in no other window.
+        token_type_ids: ``[N]`` the segment of each token.
+        words: The numbers of the words that are read here, and in no other window of the same context.
         spans: For each of these words, the places of its tokens in ``ids``.
     """
 
     ids: list[int]
+    token_type_ids: list[int]
     words: range
     spans: list[range]
 
@@ -204,7 +215,7 @@ def document_windows(document: Sequence[SubWords], rules: WindowRules) -> Iterat
             shift = len(rules.prefix) + left - starts[words.start]  # from a place in the row to one in the window
             spans = [range(starts[word] + shift, starts[word + 1] + shift) for word in read]
             ids = [*rules.prefix, *stream[first - left : end + right], *rules.suffix]
-            windows.append(WordWindow(ids=ids, words=read, spans=spans))
+            windows.append(WordWindow(ids=ids, token_type_ids=[0] * len(ids), words=read, spans=spans))
         yield windows
         before += len(row.ids)
 
