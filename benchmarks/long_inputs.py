@@ -1,12 +1,15 @@
 """Long inputs: one text of 8192 tokens through ModernBERT, ours beside transformers with its sdpa attention.
 
     python benchmarks/long_inputs.py --threads 2 --repeats 5 --json FILE
+    python benchmarks/long_inputs.py --tokens 16384 --original 8192 --layers 7 --width 256 --threads 1 --repeats 1
 
-The model has ModernBERT-base's size, random weights and a classifier, and is saved once; every measurement is a process
-of its own that loads it and runs one text without gradients, and the two sides take turns. Each process runs a short
-text first. Printed: median seconds by the clock and of the processors (which other work on the machine changes less),
-the peak of memory above what the loaded model takes (as the kernel keeps it, VmHWM less VmRSS), how far the logits are
-apart, and the load average.
+With --original, YaRN scales the positions of a model of so many tokens to --tokens.
+
+The model has by default ModernBERT-base's size. It has random weights and a classifier, and is saved once; every
+measurement is a process of its own that loads it and runs one text without gradients, and the two sides take turns.
+Each process runs a short text first. Printed: median seconds by the clock and of the processors (which other work on
+the machine changes less), the peak of memory above what the loaded model takes (as the kernel keeps it, VmHWM less
+VmRSS), how far the logits are apart, and the load average.
 """
 
 import argparse
@@ -19,7 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from result_files import write_results
@@ -41,15 +44,20 @@ SIDES = ("bert_tasks", "transformers")
 LABELS = ("no", "yes")
 
 
-def save_model(folder: Path, *, layers: int, width: int, tokens: int) -> None:
+def save_model(folder: Path, *, layers: int, width: int, tokens: int, original: int | None) -> None:
     """Saves random weights, whose heads have 64 components as those of the published models have."""
     torch.manual_seed(0)
+    positions: dict[Literal["full_attention", "sliding_attention"], dict[str, Any]] | None = None
+    if original is not None:
+        scaling = {"rope_type": "yarn", "factor": tokens / original, "original_max_position_embeddings": original}
+        positions = {"full_attention": scaling, "sliding_attention": dict(scaling)}
     config = ModernBertConfig(
         hidden_size=width,
         num_attention_heads=width // 64,
         intermediate_size=3 * width // 2,
         num_hidden_layers=layers,
         max_position_embeddings=tokens,
+        rope_parameters=positions,
     )
     ModernBertForSequenceClassification(config).save_pretrained(folder)
     # Ids are drawn here, but the model of a task has a tokenizer: this one knows bytes.
@@ -126,6 +134,7 @@ def report(figures: Mapping[str, Sequence[dict[str, Any]]]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=8192)
+    parser.add_argument("--original", type=int, help="the length that YaRN scales to --tokens")
     parser.add_argument("--layers", type=int, default=22)
     parser.add_argument("--width", type=int, default=768)
     parser.add_argument("--threads", type=int, default=2)
@@ -139,15 +148,19 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        save_model(folder, layers=options.layers, width=options.width, tokens=options.tokens)
+        sizes = {name: getattr(options, name) for name in ("layers", "width", "tokens", "original")}
+        save_model(folder, **sizes)
         figures: dict[str, list[dict[str, Any]]] = {side: [] for side in SIDES}
         for _ in range(options.repeats):
             for side, runs in figures.items():
                 runs.append(in_fresh_process(side, folder, options))
     print("\n".join(report(figures)))
     if options.json is not None:
-        sizes = {name: getattr(options, name) for name in ("tokens", "layers", "width", "threads", "repeats")}
-        content = {"options": sizes, "environment": environment(), "sides": figures}
+        content = {
+            "options": sizes | {"threads": options.threads, "repeats": options.repeats},
+            "environment": environment(),
+            "sides": figures,
+        }
         write_results(options.json, content)
 
 

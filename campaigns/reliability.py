@@ -46,6 +46,7 @@ CLASSES = {
             "tests/training/test_resuming_processes.py",
             "tests/training/test_checkpoints.py",
         ),
+        full={"BERT_TASKS_STOPS": "all"},
     ),
     "kills": FaultClass(
         promise="A run killed (SIGKILL) at random moments of its start, its training, its saving and its "

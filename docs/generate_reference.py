@@ -57,9 +57,9 @@ SECTIONS: Mapping[str, Any] = {
     "folds": FoldsSection,
     "search": SearchSection,
 }
-KEY_HEAD = ("key", "value", "default", "limits", "what")
-SETTING_HEAD = ("key", "value", "default", "what")
-OPTION_HEAD = ("argument or option", "value", "default", "what")
+KEY_HEAD = ("key", "value", "default", "limits", "description")
+SETTING_HEAD = ("key", "value", "default", "description")
+OPTION_HEAD = ("argument or option", "value", "default", "description")
 NO_LABELS = "None. Do not set them."
 COMMON_OPTIONS = "Several commands share these options. Each command lists the ones that it accepts."
 # What a key's text says of a run that is resumed with another value.
@@ -130,7 +130,14 @@ def cli_page() -> str:
     parts += [f"- {panel}: {', '.join(f'`{name}`' for name in names)}" for panel, names in GROUPS.items()]
     by_name = commands(group)
     shared = shared_rows(map(_rows, by_name.values()), least=4)
-    parts += ["", "## Common options", "", COMMON_OPTIONS, "", table(("option", "value", "default", "what"), shared)]
+    parts += [
+        "",
+        "## Common options",
+        "",
+        COMMON_OPTIONS,
+        "",
+        table(("option", "value", "default", "description"), shared),
+    ]
     for name, command in by_name.items():
         rows = _rows(command)
         common = ", ".join(row[0] for row in rows if row in shared)
@@ -177,9 +184,9 @@ def _parameter(item: Any) -> tuple[str, ...]:
     names = ", ".join(f"`{name}`" for name in [*item.opts, *item.secondary_opts])
     if not is_option:
         metavar = item.metavar if item.metavar is not None else item.name.upper()
-        return f"`{metavar}`", "", "needed" if item.required else "", _text(item.help)
+        return f"`{metavar}`", "", "*required*" if item.required else "", _text(item.help)
     value = "" if getattr(item, "is_flag", False) else _value(item)
-    default = "needed" if item.required else toml_value(getattr(item, "default", None) or None)
+    default = "*required*" if item.required else toml_value(getattr(item, "default", None) or None)
     is_told = re.search("repeated|twice", item.help) is not None
     return names, value, default, _text(item.help) + (" May be repeated." if item.multiple and not is_told else "")
 
@@ -201,9 +208,10 @@ def recipe_page() -> str:
         "",
         WRITTEN,
         "",
-        "A recipe is a TOML file. bert_tasks rejects unknown keys. A key without a default may",
+        "A recipe is a TOML file. bert_tasks rejects unknown keys. Keys marked *required* must be set, and all others",
+        "are optional. Paths start at the recipe's folder.",
+        "",
     ]
-    parts += ["be left out unless it is needed. Paths start at the recipe's folder.", ""]
     parts.append(table(KEY_HEAD, list(_top_rows())))
     for name in ("model", "data"):
         parts += ["", f"## [{name}]", "", *_section(name, SECTIONS[name])]
@@ -255,7 +263,7 @@ def field_rows(prefix: str, section: Any) -> list[tuple[str, ...]]:
     rows = []
     for name, entry in schema["properties"].items():
         default = _default(section, name)
-        shown = "needed" if name in schema.get("required", ()) else toml_value(default)
+        shown = "*required*" if name in schema.get("required", ()) else toml_value(default)
         resumed = RESUMED.get(resume_effects().get(f"{prefix}{name}", ""), "")
         text = " ".join(filter(None, (_text(entry.get("description")), resumed)))
         rows.append((f"`{prefix}{name}`", spelt(hints[name]), shown, limits(entry), text))

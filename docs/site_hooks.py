@@ -1,6 +1,7 @@
 """What `make site` adds to MkDocs: the site has the files of the repository to which its pages link.
 
-Owns where a file of the repository stands in the site. README.md is the first page. A file outside of docs/ that a page
+Owns where a file of the repository stands in the site. README.md is the first page, and docs/README.md the list of all
+pages, because a site has one README only. A file outside of docs/ that a page
 links to stands below repository/. A folder has no page, so a link to one becomes plain text.
 """
 
@@ -20,8 +21,10 @@ LINK = re.compile(r"(!?\[(?:[^\[\]]|\[[^\]]*\])*\])\((?!\w+:|#)([^)\s#]+)(#[^)\s
 
 def site_path(file: Path) -> str:
     """Returns the path in the site of a file of the repository."""
-    if file in (ROOT / "README.md", DOCS / "README.md"):
+    if file == ROOT / "README.md":
         return "index.md"
+    if file == DOCS / "README.md":
+        return "pages.md"
     if file.is_relative_to(DOCS):
         return file.relative_to(DOCS).as_posix()
     return f"repository/{file.relative_to(ROOT).as_posix()}"
@@ -45,7 +48,7 @@ def on_files(files: Files, *, config: Any) -> Files:
             if file not in reached and not file.is_relative_to(DOCS):
                 reached.add(file)
                 waiting += [file] if file.suffix == ".md" else []
-    for file in sorted({ROOT / "README.md", *reached}):
+    for file in sorted({ROOT / "README.md", DOCS / "README.md", *reached}):
         files.append(File.generated(config, site_path(file), abs_src_path=str(file)))
     return files
 

@@ -402,7 +402,8 @@ def test_code_that_fails_is_told(workplace: Path) -> None:
         ("bert-tasks serve model &\n", False),
         ("bert-tasks env > env.txt\n", False),
         ("bert-tasks check x.toml || true\n", False),
-        ("PYTHONPATH=. bert-tasks check x.toml\n", False),
+        ("PYTHONPATH=. bert-tasks check x.toml\n", True),
+        ("PYTHONPATH=/tmp bert-tasks check x.toml\n", False),
         ('bert-tasks check "$RECIPE"\n', False),
         ("bert-tasks report runs/*\n", False),
         ("bert-tasks env\nls\n", False),
@@ -410,6 +411,27 @@ def test_code_that_fails_is_told(workplace: Path) -> None:
 )
 def test_plain_blocks_need_no_shell(text: str, verdict: bool) -> None:
     assert Block(language="sh", text=text, line=1).is_plain is verdict
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        (
+            "cat > x <<END\n\n# a\nb\nEND\nbert-tasks check x\n",
+            ["cat > x <<END\n\n# a\nb\nEND\n", "bert-tasks check x\n"],
+        ),
+        (
+            "sed 's/a$/b/' x && ls\nbert-tasks env \\\n  --json\n",
+            ["sed 's/a$/b/' x && ls\n", "bert-tasks env --json\n"],
+        ),
+        ("bert-tasks env\n\n# a comment\nbert-tasks env\n", ["bert-tasks env\n\n# a comment\nbert-tasks env\n"]),
+        ("sleep 1 &\nbert-tasks env\n", ["sleep 1 &\nbert-tasks env\n"]),
+        ("for x in a b; do\n  bert-tasks check $x\ndone\n", ["for x in a b; do\n  bert-tasks check $x\ndone\n"]),
+        ("cd runs\nbert-tasks env\n", ["cd runs\nbert-tasks env\n"]),
+    ],
+)
+def test_other_blocks_are_divided_unless_commands_share_the_shell(text: str, parts: list[str]) -> None:
+    assert [part.text for part in Block(language="sh", text=text, line=1).parts] == parts
 
 
 def test_plain_blocks_run_in_this_process(workplace: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -424,6 +446,8 @@ def test_plain_blocks_run_in_this_process(workplace: Path, capfd: pytest.Capture
     runner.run(kept)
     with pytest.raises(FileNotFoundError, match="bash"):
         runner.run(version)
+    finding = Block(language="sh", text="PYTHONPATH=. bert-tasks --version\n", line=1)
+    assert runner.run(finding) == runner.run(finding) != ""
 
 
 def test_what_a_page_leaves_running_is_ended(workplace: Path) -> None:

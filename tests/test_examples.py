@@ -77,6 +77,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory, wordpiece_tokenizer: PreT
     write_csv(folder / "train.csv", count=4)
     for name in ("dev.csv", "test.csv"):
         write_csv(folder / name, count=1)
+    write_csv(folder / "held_out.csv", count=8)
     write_csv(folder / "reviews.csv", count=1, header="review;label", separator=";")
     words = [[verb, "a", item] for item in ("table", "room", "seat", "boat") for verb in ("book", "cancel")]
     rows = [{"text": " ".join(row), "words": row, "slots": ["O", "O", "B-item"], "intent": row[0]} for row in words]

@@ -22,7 +22,7 @@ def text_of(picture: Path) -> str:
 @pytest.mark.slow
 def test_the_picture_of_the_terminal_is_current(tmp_path: Path) -> None:
     """The lines are compared and not the numbers, because this run is shorter than that of the picture."""
-    shorter = [command.replace("--quiet", "--quiet --set optim.epochs=3") for command in terminal.COMMANDS]
+    shorter = [command.replace("--quiet", "--quiet --set optim.epochs=1") for command in terminal.COMMANDS]
     fresh = tmp_path / "terminal.svg"
     fresh.write_text(terminal.drawn(terminal.printed(shorter)), encoding="utf-8")
     expected = re.sub(r"\d[\d.]*", "...", text_of(terminal.PICTURE))

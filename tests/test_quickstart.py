@@ -24,9 +24,14 @@ def run(folder: Path) -> str:
 
 
 def test_quickstart_learns_and_its_control_does_not(repository: Path, tmp_path: Path) -> None:
+    """With one of its three seeds, so that it takes a third of the time."""
     shutil.copytree(repository / "recipes", tmp_path / "recipes")
+    script = tmp_path / "recipes" / "quickstart.py"
+    text = script.read_text(encoding="utf-8")
+    assert text.count("SEEDS = (1, 2, 3)") == 1
+    script.write_text(text.replace("SEEDS = (1, 2, 3)", "SEEDS = (1,)"), encoding="utf-8")
     first = run(tmp_path)  # exits with 1 if the accuracies are not as promised
-    assert first.count("validation accuracy 0.") == 6
+    assert first.count("validation accuracy 0.") == 2
     assert "model: runs/quickstart/seed-1/model" in first
     assert (tmp_path / "runs" / "quickstart" / "seed-1" / "model" / "model.safetensors").is_file()
     started = time.monotonic()

@@ -138,6 +138,15 @@ def save_folder(
         raise CheckpointError(f"{folder} cannot be written ({weights_write_error(error, folder, size)})") from error
 
 
+def write_config(folder: Path, config: Mapping[str, Any]) -> None:
+    """Replaces the config.json of a model. Raises CheckpointError if the folder is not writable."""
+    try:
+        with atomic_files(folder, first=".json") as staging:
+            _write_json(config, staging / "config.json")
+    except OSError as error:
+        raise CheckpointError(f"{folder} cannot be written ({error.strerror})") from error
+
+
 def _write_json(content: Mapping[str, Any], path: Path) -> None:
     """Writes JSON with sorted keys, so that equal content gives equal bytes."""
     path.write_text(json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n", "utf-8")

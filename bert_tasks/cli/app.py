@@ -29,7 +29,7 @@ BOXES = 80  # columns of a terminal below which the boxes of help pages would cu
 # The order and the panels of the commands in ``bert-tasks --help``.
 GROUPS: dict[str, tuple[str, ...]] = {
     "Start": ("init", "check", "train"),
-    "Use": ("predict", "evaluate", "embed", "serve", "quantize", "export"),
+    "Use": ("predict", "evaluate", "embed", "serve", "calibrate", "quantize", "export"),
     "Study": ("report", "search"),
     "Share": ("push",),
     "Tools": ("inspect", "tokenizer", "env"),

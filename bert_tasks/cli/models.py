@@ -73,7 +73,8 @@ def evaluate(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print a model's metrics on a file with labels. A file with the extension of the training file is read as that.
+    """Print a model's metrics on a file with labels. Files with the extension of the training file
+    are read with its options.
 
     Example: bert-tasks evaluate runs/first/model dev.csv
     """
@@ -433,6 +434,10 @@ def export(
     data: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Rows to check. The first 200 verify the graph.")
     ] = None,
+    vocabulary: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="Keep the pieces of these texts only. May be repeated."),
+    ] = None,
     adapter: Adapter = None,
     overwrite: Overwrite = False,
     as_json: AsJson = False,
@@ -442,12 +447,14 @@ def export(
     Example: bert-tasks export runs/first/model --to onnx --output first-onnx --data dev.csv
 
     Example: bert-tasks export runs/both --task slots --to transformers --output slots
+
+    Example: bert-tasks export runs/first --to transformers --vocabulary texts.txt --output smaller
     """
     from bert_tasks.export import export
 
     # The other fields of ReadOptions are arguments of ``export``.
     options = {name: value for name, value in vars(reading).items() if name not in ("document", "split")}
-    loading |= {"adapter": adapter, "overwrite": overwrite}
+    loading |= {"adapter": adapter, "overwrite": overwrite, "vocabulary": vocabulary}
     result = export(model, to=to, output=output, data=data, **loading, **options)
     print_result(result.to_json(), result.lines(), as_json=as_json)
 
@@ -471,6 +478,33 @@ def quantize(
     options = {name: value for name, value in vars(reading).items() if name not in ("document", "split")}
     result = quantize(model, data, task=task, **options)
     print_result(result.to_json(), result.lines(), as_json=as_json)
+
+
+@app.command("calibrate")
+@shared_options(reading=read_options)
+def calibrate(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder of a model or run.")],
+    data: Annotated[Path, typer.Argument(metavar="FILE", help="Labelled rows, not used for training or validation.")],
+    reading: "ReadOptions",
+    precision: Annotated[float | None, typer.Option(metavar="SHARE", help="Lowest precision of each label.")] = None,
+    recall: Annotated[float | None, typer.Option(metavar="SHARE", help="Lowest recall of each label.")] = None,
+    error_rate: Annotated[float | None, typer.Option(metavar="SHARE", help="Highest error rate of all labels.")] = None,
+    confidence: Annotated[float, typer.Option(metavar="SHARE", help="Confidence for each label.")] = 0.95,
+    task: Annotated[str | None, model_option(metavar="NAME", help="Name of one of several tasks.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Choose thresholds that keep a precision, a recall or an error rate on new rows, and store them in MODEL.
+
+    Example: bert-tasks calibrate runs/first held_out.csv --precision 0.95
+    """
+    from bert_tasks.inference import calibrate
+    from bert_tasks.metrics.tables import MetricTable
+
+    options: dict[str, Any] = {"precision": precision, "recall": recall, "error_rate": error_rate}
+    # The other fields of ReadOptions are no arguments of ``calibrate``.
+    options |= {name: value for name, value in vars(reading).items() if name not in ("document", "split")}
+    results = calibrate(model, data, confidence=confidence, task=task, **options)
+    print_result(results, MetricTable(overall=results).lines(), as_json=as_json)
 
 
 @app.command("report")

@@ -217,7 +217,10 @@ def _next_commands(recipe: "Recipe", result: "FitResult") -> list[list[str]]:
     suffix = Path(str(recipe.data.train)).suffix
     if suffix in ("", ".gz"):  # rows that are no file, or whose name does not end in the format
         suffix = ".csv"
-    commands = [["evaluate", run, f"test{suffix}"]]
+    if recipe.data.split_column is None:
+        commands = [["evaluate", run, f"test{suffix}"]]
+    else:
+        commands = [["evaluate", run, str(recipe.data.train), "--split-column", recipe.data.split_column]]
     if any(column.is_label for column in _columns(result.tasks)):
         commands.append(["predict", run, f"new{suffix}", "--output", "predictions.jsonl"])
         commands.append(["serve", run])

@@ -8,6 +8,7 @@ rows, so that a data set need not fit into the memory.
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,6 +33,9 @@ _UNEVEN = 3  # times as many rows as the rarest label, from which on class weigh
 _DOMINANT = 0.9  # a label with a larger share hides the others
 _LINES_SHOWN = 5  # of rows with an empty or repeated text
 _FEW = 10  # a plain tag among ten chunk tags counts as a mistake
+_SIMILAR = 0.8  # difflib's ratio of two labels of which one may be a misspelling
+_MUCH_RARER = 10  # times as many rows as a label that may be a misspelling
+_MOST_COMPARED = 200  # labels, because each is compared with each
 _QUANTILES = {"min": 0, "median": 50, "p95": 95, "max": 100}  # names of token lengths -> their percentiles
 
 
@@ -540,6 +544,7 @@ def data_report(
         train_keys = None
         if name == "train":
             notes += _notes_on_imbalance(counts, task, columns)  # the other rows are never weighed
+            notes += _notes_on_similar_labels(counts, columns)
         else:
             train_keys = keys["train"]
         word_count = None
@@ -588,6 +593,29 @@ def _notes_on_imbalance(counts: Counter[str], task: str, columns: Columns) -> li
     if hint is None:
         return []
     return [hint]
+
+
+def _notes_on_similar_labels(counts: Counter[str], columns: Columns) -> list[str]:
+    """Returns a note for each rare label that is spelled almost as a frequent one, because it may be misspelt.
+
+    Without a list of labels in the recipe, a misspelt label in the training rows is a label of its own. Labels with
+    digits are left out, because ``grade_1`` and ``grade_2`` are meant to be similar, and so are tags, because ``B-PER``
+    and ``I-PER`` are.
+    """
+    label = first_column(columns, LabelKind)
+    if label is None or not isinstance(label.type, Label | Labels) or len(counts) > _MOST_COMPARED:
+        return []
+    names = [name for name in counts if not any(map(str.isdigit, name))]
+    notes = []
+    for name in names:
+        frequent = [other for other in names if counts[other] >= _MUCH_RARER * counts[name] > 0]
+        close = get_close_matches(name, frequent, n=1, cutoff=_SIMILAR)
+        if close:
+            notes.append(
+                f"the label {name!r} ({counted(counts[name], 'row')}) is spelled almost like {close[0]!r}. If it is "
+                "misspelt, correct it, because it is a label of its own"
+            )
+    return notes
 
 
 def _text_figures(table: Rows, keys: NDArray[Any], train: NDArray[Any] | None) -> dict[str, Any]:

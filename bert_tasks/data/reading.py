@@ -32,7 +32,7 @@ from bert_tasks.data.split_column import missing_column, of_split
 from bert_tasks.errors import DataError
 from bert_tasks.storage import check_path, sha256_file, sha256_json
 
-_VERSION = 7  # part of the cache's key and of the fingerprint. Raise it when reading changes
+_VERSION = 8  # part of the cache's key and of the fingerprint. Raise it when reading changes
 _DEFAULTS: Mapping[str, Any] = {
     "columns": {},
     "encoding": "utf-8",
@@ -132,9 +132,13 @@ def _read_file(
     if name is None:
         name = _shown_path(path)
     conversion = conversion_of(columns, options, format=format, labels=labels, require_labels=require_labels, **how)
-    described: Any  # all that the checks of the values depend on, as plain values for the key
+    # What the checks of the values depend on, as plain values for the key. The known labels are apart, because a model
+    # has none before its first run, and the same rows must have the same fingerprint in a second run.
+    described: Any
+    known_labels: Any = labels
     if isinstance(columns, Mapping):
-        described = [require_labels, {task: asdict(head) for task, head in columns.items()}]
+        described = [require_labels, {task: asdict(replace(head, labels=())) for task, head in columns.items()}]
+        known_labels = [labels, {task: head.labels for task, head in columns.items()}]
     else:
         described = [asdict(field) for field in conversion.fields]
     # A default that is stated is the same reading, and what does not apply to the format changes nothing. So neither
@@ -146,7 +150,7 @@ def _read_file(
     parsing["format"] = format.name
     if not format.has_documents:
         parsing["document"] = None
-    fingerprint = sha256_json(_digests(path, format), parsing, described, labels, how, _VERSION)
+    fingerprint = sha256_json(_digests(path, format), parsing, described, how, _VERSION)
 
     def write(target: Path) -> tuple[str, ...]:
         columns_to_read = None
@@ -158,7 +162,7 @@ def _read_file(
             return _write(batches, conversion, name, target)
 
     try:
-        stored = store(cache_folder(cache_dir, "tables"), fingerprint, write)
+        stored = store(cache_folder(cache_dir, "tables"), sha256_json(fingerprint, known_labels), write)
     except MemoryError as error:  # its own message is empty
         error.add_note(f"while {name} was read")
         raise

@@ -111,6 +111,28 @@ class DisentangledConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RotaryScaling:
+    """Scaling of rotary positions for longer inputs than those of the first training, see ``scaled_frequencies``.
+
+    Attributes:
+        rope_type: The formula.
+        factor: How many times as long as ``original_length`` inputs may be.
+        original_length: The greatest length of the first training, in tokens.
+        attention_factor: Factor of sines and cosines (YaRN).
+        beta_fast, beta_slow: Turns in the original length above and below which YaRN keeps and divides the angles.
+        truncate: YaRN rounds these limits to whole planes.
+    """
+
+    rope_type: Literal["linear", "dynamic", "yarn"]
+    factor: float
+    original_length: int
+    attention_factor: float = 1.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
 class EncoderConfig:
     """Sizes, options, activation, dropout and head shape of one encoder.
 
@@ -154,6 +176,7 @@ class EncoderConfig:
         attention_window: For each layer, the number of tokens on each side that a token attends to, or None for all.
             None means all in every layer.
         rotary_theta: For each layer, the base of the wavelengths of rotary positions.
+        rotary_scaling: For each layer, the scaling of rotary positions, or None. Empty means no scaling.
         num_key_value_heads: Number of heads of keys and values, each for a group of queries' heads (grouped-query
             attention, Ainslie et al., arXiv:2305.13245). None means the number of queries' heads, and one linear layer
             for all three.
@@ -204,6 +227,7 @@ class EncoderConfig:
     mlp: Literal["dense", "gated"] = "dense"
     attention_window: tuple[int | None, ...] | None = None
     rotary_theta: tuple[float, ...] = ()
+    rotary_scaling: tuple[RotaryScaling | None, ...] = ()
     gate_dropout: float = 0.0
     num_key_value_heads: int | None = None
     head_dim: int | None = None
@@ -222,5 +246,6 @@ class EncoderConfig:
 
     @property
     def usable_length(self) -> int:
-        """Maximum length of an input in tokens (RoBERTa uses 512 of 514 positions)."""
-        return self.max_position_embeddings - self.position_offset
+        """Maximum length of an input in tokens (RoBERTa uses 512 of 514 positions, scaled positions reach farther)."""
+        scaled = [int(each.factor * each.original_length) for each in self.rotary_scaling if each is not None]
+        return max([self.max_position_embeddings - self.position_offset, *scaled])

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from bert_tasks.encoder.attention import attend, attend_cls_query
-from bert_tasks.encoder.config import Activation, EncoderConfig, LoraTarget
+from bert_tasks.encoder.config import Activation, EncoderConfig, LoraTarget, RotaryScaling
 from bert_tasks.encoder.dropout import Dropout
 from bert_tasks.encoder.graphs import LayerGraphs
 from bert_tasks.encoder.linear import ACTIVATIONS, Linear, linear, linear_activation
@@ -104,6 +104,7 @@ class Attention(nn.Module):
         projections: Maps the names of these layers to their outputs.
         window: Number of tokens on each side that a token attends to. None means all.
         theta: Base of the wavelengths of rotary positions, or None.
+        rotary_scaling: Scaling of rotary positions, or None.
     """
 
     def __init__(self, config: EncoderConfig, index: int) -> None:
@@ -116,6 +117,9 @@ class Attention(nn.Module):
         self.theta: float | None = None
         if config.rotary_theta:
             self.theta = config.rotary_theta[index]
+        self.rotary_scaling: RotaryScaling | None = None
+        if config.rotary_scaling:
+            self.rotary_scaling = config.rotary_scaling[index]
         self.size = config.head_size
         hidden, width = config.hidden_size, self.heads * self.size
         self.projections: dict[str, tuple[LoraTarget, ...]] = {"qkv": ("query", "key", "value")}

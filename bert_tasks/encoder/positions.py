@@ -7,6 +7,7 @@ Shape legend: N tokens, B sequences, T length of the longest sequence (in scores
 head size, H = A * D, S embeddings of distances.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from bert_tasks.encoder.config import DisentangledConfig, EncoderConfig
+from bert_tasks.encoder.config import DisentangledConfig, EncoderConfig, RotaryScaling
 from bert_tasks.encoder.cpu import is_eager_on_cpu
 from bert_tasks.encoder.dropout import Dropout
 from bert_tasks.encoder.packing import Layout, Packed
@@ -35,11 +36,13 @@ class LayerAttention(Protocol):
     Attributes:
         heads: Number of heads.
         theta: Base of the wavelengths of rotary positions.
+        rotary_scaling: Scaling of rotary positions, or None.
         position_key, position_query: Linear layers for positions, ``[..., H] -> [..., H]``, or None.
     """
 
     heads: int
     theta: float | None
+    rotary_scaling: RotaryScaling | None
 
     def project(self, hidden: Tensor) -> Tensor:
         """Computes queries, keys and values, ``[S, H] -> [S, 3, A, D]``."""
@@ -93,23 +96,23 @@ class RotaryPositions(nn.Module):
         self.is_interleaved = is_interleaved
 
     def forward(self, position_ids: Tensor, layout: Layout) -> "RotaryAngles":
-        return RotaryAngles(position_ids, is_interleaved=self.is_interleaved)
+        return RotaryAngles(position_ids, layout, is_interleaved=self.is_interleaved)
 
 
 class RotaryAngles:
-    """The cosines and sines of one forward pass, shared by layers with the same base.
+    """The cosines and sines of one forward pass, shared by layers with the same base and scaling.
 
     Component i of the first half of a head and component i of the second half form one plane. Interleaved, two
     neighbours do.
     """
 
-    def __init__(self, position_ids: Tensor, *, is_interleaved: bool = False) -> None:
-        self.position_ids, self.is_interleaved = position_ids, is_interleaved
-        self._angles: dict[tuple[float, torch.dtype], tuple[Tensor, Tensor]] = {}
+    def __init__(self, position_ids: Tensor, layout: Layout, *, is_interleaved: bool = False) -> None:
+        self.position_ids, self.layout, self.is_interleaved = position_ids, layout, is_interleaved
+        self._angles: dict[tuple[float, RotaryScaling | None, torch.dtype], tuple[Tensor, Tensor]] = {}
 
     def apply(self, attention: LayerAttention, qkv: Tensor) -> tuple[Tensor, None]:
         """Rotates queries and keys ``[N, 3, A, D]``. Values are not changed."""
-        cosines, sines = self._cosines_and_sines(cast("float", attention.theta), qkv)
+        cosines, sines = self._cosines_and_sines(cast("float", attention.theta), attention.rotary_scaling, qkv)
         if self.is_interleaved:
             return rotate_neighbours(qkv, cosines, sines), None
         if is_eager_on_cpu(qkv):
@@ -118,16 +121,77 @@ class RotaryAngles:
         halves = rotate_halves(query_key, cosines, sines)
         return torch.cat([torch.cat(halves, dim=-1).to(qkv.dtype), value], dim=1), None
 
-    def _cosines_and_sines(self, theta: float, qkv: Tensor) -> tuple[Tensor, Tensor]:
+    def _cosines_and_sines(self, theta: float, scaling: RotaryScaling | None, qkv: Tensor) -> tuple[Tensor, Tensor]:
         """Returns ``[N, 1, 1, D / 2]`` each, in float32 at least to have enough digits."""
         dtype, size = torch.promote_types(qkv.dtype, torch.float32), qkv.shape[-1]
-        angles = self._angles.get((theta, dtype))
+        angles = self._angles.get((theta, scaling, dtype))
         if angles is None:
             steps = torch.arange(0, size, 2, dtype=dtype, device=qkv.device)
             frequencies = 1.0 / theta ** (steps / size)  # [D / 2]
+            attention_factor = 1.0
+            if scaling is not None:
+                attention_factor = scaling.attention_factor
+                frequencies = scaled_frequencies(frequencies, theta, scaling, self.position_ids, self.layout)
             radians = (self.position_ids.to(dtype)[:, None] * frequencies)[:, None, None, :]
-            angles = self._angles[theta, dtype] = radians.cos(), radians.sin()
+            angles = radians.cos() * attention_factor, radians.sin() * attention_factor
+            self._angles[theta, scaling, dtype] = angles
         return angles
+
+
+def scaled_frequencies(
+    frequencies: Tensor, theta: float, scaling: RotaryScaling, position_ids: Tensor, layout: Layout
+) -> Tensor:
+    """Scales rotary positions for long inputs, as transformers 5.23 does (modeling_rope_utils.py).
+
+    ``linear`` divides the angles of all planes by ``factor``. ``yarn`` (Peng et al., arXiv:2309.00071) keeps those of
+    planes that turn often, which tell neighbours apart, and divides those of planes that turn less than about once.
+
+    ``dynamic`` divides the angles of sequences that are longer than the original length. transformers takes the padded
+    length of the batch, and may keep it for later batches, so that the result for a row depends on the others. Here
+    each sequence has its own length, so a row gets what transformers computes for this row alone.
+
+    Args:
+        frequencies: ``[D / 2]`` angle between neighbouring positions in each plane, in radians.
+        theta: Base of the wavelengths.
+        scaling: The scaling.
+        position_ids, layout: See ``sequence_lengths``.
+
+    Returns:
+        ``[D / 2]``, or if they depend on the sequence, ``[N, D / 2]``.
+    """
+    divided, size = frequencies / scaling.factor, 2 * len(frequencies)
+    if scaling.rope_type == "linear":
+        return divided
+    planes = torch.arange(len(frequencies), dtype=frequencies.dtype, device=frequencies.device)
+    if scaling.rope_type == "dynamic":
+        lengths = sequence_lengths(position_ids, layout).to(frequencies.dtype)
+        growth = 1.0 + scaling.factor * ((lengths / scaling.original_length).clamp(min=1.0) - 1.0)
+        # The base grows to the power of D / (D - 2), and plane i has the base to the power of -2 i / D.
+        return frequencies / growth[:, None] ** (2 * planes / max(size - 2, 1))
+    # Plane i turns by a radian in theta^(2 i / D) tokens.
+    radians = [scaling.original_length / (turns * 2 * math.pi) for turns in (scaling.beta_fast, scaling.beta_slow)]
+    first, last = (size * math.log(tokens) / (2 * math.log(theta)) for tokens in radians)
+    if scaling.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, size - 1)
+    if first == last:
+        last += 0.001  # as in transformers, to avoid a division by zero
+    kept = 1 - ((planes - first) / (last - first)).clamp(0, 1)
+    return divided * (1 - kept) + frequencies * kept
+
+
+def sequence_lengths(position_ids: Tensor, layout: Layout) -> Tensor:
+    """Returns ``[N]``, the number of positions of each token's sequence, without padding on its sides."""
+    if isinstance(layout, Packed):
+        # The layout of a captured graph has nothing but the starts of the sequences.
+        rows = torch.arange(len(position_ids), dtype=torch.int32, device=position_ids.device)
+        sequences = torch.bucketize(rows, layout.cu_seqlens, right=True) - 1
+        lengths: Tensor = layout.cu_seqlens.diff()
+        return lengths.index_select(0, sequences)
+    positions = position_ids.view(layout.batch, layout.length)
+    last = positions.where(layout.mask, -1).amax(dim=1, keepdim=True)  # [B, 1]
+    first = positions.where(layout.mask, last).amin(dim=1, keepdim=True)
+    return (last - first + 1).expand_as(positions).flatten()
 
 
 class RotaryTable(nn.Module):

@@ -32,6 +32,7 @@ from bert_tasks.encoder.heads import HiddenStatesHead, PretrainingOutput, Vocabu
 from bert_tasks.environment import check_libraries
 from bert_tasks.errors import CheckpointError, DataError, UsageError, argument
 from bert_tasks.export.graph import LIBRARIES, OPSET, check_int8_graph, exported_graph, quantized_graph
+from bert_tasks.export.vocabulary import save_with_vocabulary
 from bert_tasks.model.encoder import Encoder
 from bert_tasks.model.exported import GRAPHS, RECORD, GraphModel, input_names, names_other_file, output_names
 from bert_tasks.model.inputs import Data, load_table, load_trained, reading_for_prediction
@@ -79,7 +80,12 @@ class Export(Result):
         """Returns the record for a terminal."""
         record = self.record
         if "parity" not in record:
-            return [f"{record['architecture']} with {counted(record['labels'], 'label')}", f"exported: {self.folder}"]
+            lines = [f"{record['architecture']} with {counted(record['labels'], 'label')}"]
+            if "vocabulary" in record:
+                before, after = record["vocabulary"]["before"], record["vocabulary"]["after"]
+                lines.append(f"vocabulary: {after['pieces']:,} of {before['pieces']:,} pieces")
+                lines.append(f"weights: {after['mib']:.1f} of {before['mib']:.1f} MiB")
+            return [*lines, f"exported: {self.folder}"]
         parity = record["parity"]
         lines = [
             f"{GRAPHS[record['to']]}: {record['bytes']:,} bytes, opset {record['opset']}, "
@@ -108,6 +114,7 @@ def export(
     revision: str | None = None,
     adapter: str | Path | None = None,
     overwrite: bool = False,
+    vocabulary: str | Path | Sequence[Data] | None = None,
     **reading: Unpack[ReadingArguments],
 ) -> Export:
     """Exports a model to an ONNX graph and verifies the graph against the model.
@@ -131,7 +138,10 @@ def export(
         revision: See ``TaskModel.from_pretrained``.
         adapter: See ``TaskModel.from_pretrained``.
         overwrite: True to replace an earlier export. Default: False.
-        reading: Fields of `ReadOptions` for ``data``.
+        vocabulary: A file, or a list of files and of rows in memory, whose pieces are the vocabulary of the weights
+            for ``transformers``, with special tokens and single characters for other texts. That their rows have the
+            same tokens as before is checked. Default: the whole vocabulary.
+        reading: Fields of `ReadOptions` for ``data`` and ``vocabulary``.
 
     Returns:
         The folder, and the record of the measurements that is also in its ``export.json``.
@@ -157,7 +167,9 @@ def export(
         if data is not None:
             raise UsageError(f"data verify a graph. Remove {argument('data', 'FILE')} for transformers")
         _check_weights_output(target, model, overwrite=overwrite)
-        return _export_weights(load_trained(model, reading=how, **loading), target)
+        return _export_weights(load_trained(model, reading=how, **loading), target, vocabulary, how)
+    if vocabulary is not None:
+        raise UsageError(f"a smaller vocabulary is for weights. Set {argument('to', 'transformers')}")
     check_libraries(LIBRARIES, extra="export", purpose="ONNX graphs")
     _check_output(target, overwrite=overwrite)
     with new_folder(target, suffix=_HIDDEN) as folder:
@@ -203,15 +215,20 @@ def _encoder(model: AnyModel | str | Path, to: str, loading: Mapping[str, Any]) 
     return loaded
 
 
-def _export_weights(model: AnyModel, target: Path) -> Export:
-    """Saves a model whose head transformers has."""
+def _export_weights(
+    model: AnyModel, target: Path, vocabulary: str | Path | Sequence[Data] | None, reading: ReadOptions
+) -> Export:
+    """Saves a model whose head transformers has, perhaps with the pieces of some texts only."""
     task = model.one_task().task
     if not task.has_hf_head:
         raise UsageError(f"transformers lacks the head of this {task.name}. Use the folder with bert_tasks")
-    with new_folder(target, suffix=_HIDDEN) as folder:
-        model.save_pretrained(folder)
     architecture = saved_config(model.hf_config, model.head_tasks, model.reading)["architectures"][0]
     record = {"to": "transformers", "architecture": architecture, "labels": len(task.output.labels)}
+    with new_folder(target, suffix=_HIDDEN) as folder:
+        if vocabulary is None:
+            model.save_pretrained(folder)
+        else:
+            record["vocabulary"] = save_with_vocabulary(model.one_task(), vocabulary, folder, reading)
     return Export(folder=target, record=record)
 
 

@@ -121,7 +121,8 @@ def encoder_config(hf_config: Mapping[str, Any]) -> EncoderConfig:
         "head": _head_config(family, hf_config, hidden_act=values["hidden_act"]),
     }
     # The later values take precedence, because families refine what their fields say.
-    of_layers = family.of_layers({**family.layer_fields, **hf_config}, layers)
+    longest = {"max_position_embeddings": values["max_position_embeddings"]}
+    of_layers = family.of_layers({**family.layer_fields, **hf_config, **longest}, layers)
     return EncoderConfig(**{**values, **derived, **of_layers, **family.options})
 
 
@@ -203,6 +204,20 @@ def converted_config(hf_config: Mapping[str, Any], *, layers: Sequence[int], fam
                 f"{field} = {value!r} instead of {config[field]!r}"
             )
     return converted
+
+
+def config_of_kept_ids(hf_config: Mapping[str, Any], new_ids: Mapping[int, int]) -> dict[str, Any]:
+    """Returns the config.json of a model that keeps some rows of the word embeddings, for ids with their new ids."""
+    fields = family_of(hf_config).fields
+    # The file may lack the id of padding, which is then transformers' default.
+    complete = {**hf_config, fields["pad_token_id"][0]: encoder_config(hf_config).pad_token_id}
+    config: dict[str, Any] = {}
+    for name, value in complete.items():
+        if not name.endswith("_token_id") or value is None:
+            config[name] = value
+        elif value in new_ids:  # an id outside the vocabulary was never used
+            config[name] = new_ids[value]
+    return {**config, fields["vocab_size"][0]: len(new_ids)}
 
 
 def new_hf_config(

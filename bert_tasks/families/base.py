@@ -9,13 +9,14 @@ Our modules have the names in ``Encoder`` and ``TaskModel``. ``encoder.`` is the
 its siblings, and ``{i}`` is the index of a layer's parameters.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
 from bert_tasks.data.issues import shortened
-from bert_tasks.encoder.config import Activation, PairObjective, SequencePooling
+from bert_tasks.encoder.config import Activation, PairObjective, RotaryScaling, SequencePooling
 from bert_tasks.errors import CheckpointError
 
 # The parameters of a module. Embeddings and layers without a bias have only the first one.
@@ -49,7 +50,7 @@ VALUE_REASONS: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys(("inner_group_num", "summary_type", "summary_use_proj", "summary_activation"), _NOT_PUBLISHED),
         **dict.fromkeys(("summary_proj_to_labels", "summary_first_dropout"), _NOT_PUBLISHED),
         **dict.fromkeys(("relative_attention_num_buckets", "pad_token_id"), "transformers computes with this value"),
-        "rope_scaling": "scaled positions are not computed",
+        "rope_scaling": "transformers reads rope_parameters instead",
     }
 )
 
@@ -245,37 +246,84 @@ def rotary_theta(hf_config: Mapping[str, Any], older: str, *, layer_type: str | 
         layer_type: Type of layers, if the types have different bases.
 
     Raises:
-        CheckpointError: A value has the wrong type, or positions are scaled.
+        CheckpointError: A value has the wrong type.
     """
     rope = _rope_parameters(hf_config, layer_type)
-    rope_type = rope.get("rope_type", rope.get("type", "default"))
-    if rope_type != "default":
-        raise CheckpointError(f"config.json: rope_type = {shortened(rope_type)} is not supported, only 'default' is")
     source, name = hf_config, older
     if "rope_theta" in rope:
         source, name = rope, "rope_theta"
     title = name
     if layer_type is not None:
         title = f"the {name} of {layer_type}"
-    return float(config_value(source, name, 1.0, least=1, title=title))
+    return float(config_value(source, name, 1.0, least=1.001, title=title))  # YaRN divides by its logarithm
+
+
+def rotary_scaling(hf_config: Mapping[str, Any], *, layer_type: str | None = None) -> RotaryScaling | None:
+    """Returns the scaling of rotary positions, as transformers 5.23 reads it (modeling_rope_utils.py).
+
+    Args:
+        hf_config: The config.json, with ``max_position_embeddings``.
+        layer_type: Type of layers, if the types have different scalings.
+
+    Raises:
+        CheckpointError: A value has the wrong type, or is not supported by this encoder.
+    """
+    rope = _rope_parameters(hf_config, layer_type)
+    rope_type = rope.get("rope_type", rope.get("type", "default"))
+    if rope_type == "default":
+        return None
+    subject = f"config.json: rope_type = {shortened(rope_type)}"
+    if rope_type not in ("linear", "dynamic", "yarn"):
+        raise CheckpointError(f"{subject} is not supported, only default, linear, dynamic and yarn are")
+    if "factor" not in rope:
+        raise CheckpointError(f"{subject} needs a factor")
+    for source in (hf_config, rope):
+        if source.get("partial_rotary_factor") not in (None, 1):
+            raise CheckpointError(f"{subject} is not supported with a partial_rotary_factor")
+    factor, length = float(config_value(rope, "factor", 1.0, least=1)), hf_config["max_position_embeddings"]
+    if rope_type != "yarn":
+        return RotaryScaling(rope_type=rope_type, factor=factor, original_length=length)
+    given = {name: value for name, value in rope.items() if value is not None}
+    if layer_type is None and "original_max_position_embeddings" in hf_config:
+        given["original_max_position_embeddings"] = hf_config["original_max_position_embeddings"]
+    truncate = config_value(rope, "truncate", True)
+    if layer_type is not None and not truncate:  # transformers looks for the field beside the objects of the types
+        raise CheckpointError(f"config.json: truncate = False of {layer_type} is not supported, only True is")
+    mscale, mscale_all_dim = (config_value(given, name, 0.0) for name in ("mscale", "mscale_all_dim"))
+    if not mscale or not mscale_all_dim:
+        mscale, mscale_all_dim = 1.0, 0.0
+    growth = 0.1 * math.log(factor)
+    attention_factor = (growth * mscale + 1.0) / (growth * mscale_all_dim + 1.0)
+    return RotaryScaling(
+        rope_type="yarn",
+        factor=factor,
+        original_length=config_value(given, "original_max_position_embeddings", length, least=1),
+        attention_factor=float(config_value(given, "attention_factor", attention_factor)),
+        beta_fast=float(config_value(given, "beta_fast", 32.0, least=0.001)),
+        beta_slow=float(config_value(given, "beta_slow", 1.0, least=0.001)),
+        truncate=truncate,
+    )
 
 
 def _rope_parameters(hf_config: Mapping[str, Any], layer_type: str | None) -> Mapping[str, Any]:
     """Returns the object about rotary positions, of one type of layers if these have objects of their own.
 
     transformers reads one object in families whose layers are alike, and one for each type of layer in the others. It
-    fails on the wrong form, or ignores it (EuroBERT), so that the model would compute other positions than stated.
+    fails on the wrong form, or ignores it (EuroBERT), so that the model would compute other positions than stated. The
+    older field ``rope_scaling`` replaces the one object, or is added to each of several (ModernBERT).
 
     Raises:
-        CheckpointError: ``rope_parameters`` has another form.
+        CheckpointError: A field has another form.
     """
-    value = hf_config["rope_parameters"]
+    name, value, added = "rope_parameters", hf_config["rope_parameters"], hf_config["rope_scaling"]
+    if added is not None and layer_type is None:
+        name, value, added = "rope_scaling", added, None
     if value is None:
-        return {}
+        value = {}
     expected = "one object for all layers"
     if layer_type is not None:
         expected = f"an object for each layer type ({FULL}, {SLIDING})"
-    error = CheckpointError(f"config.json: rope_parameters = {shortened(value)}, expected {expected}")
+    error = CheckpointError(f"config.json: {name} = {shortened(value)}, expected {expected}")
     if not isinstance(value, dict):
         raise error
     if layer_type is None:
@@ -285,12 +333,16 @@ def _rope_parameters(hf_config: Mapping[str, Any], layer_type: str | None) -> Ma
     if value.keys() - {FULL, SLIDING} or not all(isinstance(entry, dict) for entry in value.values()):
         raise error
     rope: Mapping[str, Any] = value.get(layer_type, {})
-    return rope
+    if added is None:
+        return rope
+    if not isinstance(added, dict) or "rope_type" not in added:  # transformers does not read "type" here
+        raise CheckpointError(f"config.json: rope_scaling = {shortened(added)}, expected an object with a rope_type")
+    return {**rope, **added}
 
 
 # ``Family.layer_fields`` for ``rotary_layers``, beside ``rope_theta``.
 ROTARY_FIELDS: Mapping[str, Any] = MappingProxyType(
-    {"hidden_size": 768, "num_attention_heads": 12, "head_dim": None, "rope_parameters": None}
+    {"hidden_size": 768, "num_attention_heads": 12, **dict.fromkeys(("head_dim", "rope_parameters", "rope_scaling"))}
 )
 
 
@@ -298,9 +350,10 @@ def rotary_layers(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     """``Family.of_layers`` with one base for all layers and an optional head size.
 
     Raises:
-        CheckpointError: As ``rotary_theta`` does, or heads have an odd size.
+        CheckpointError: As ``rotary_theta`` and ``rotary_scaling`` do, or heads have an odd size.
     """
-    return {"head_dim": rotary_head_dim(config), "rotary_theta": (rotary_theta(config, "rope_theta"),) * layers}
+    size, theta, scaling = rotary_head_dim(config), rotary_theta(config, "rope_theta"), rotary_scaling(config)
+    return {"head_dim": size, "rotary_theta": (theta,) * layers, "rotary_scaling": (scaling,) * layers}
 
 
 def rotary_head_dim(config: Mapping[str, Any]) -> int:

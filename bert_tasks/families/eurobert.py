@@ -101,5 +101,5 @@ FAMILY = Family(
     head_options={"vocabulary_dense": False, "vocabulary_norm": False, "vocabulary_bias": False},
     has_segments=False,
     # The config class descends from Llama's, and has fields of it that no published EuroBERT uses.
-    only_values={"attention_bias": False, "mlp_bias": False, "pretraining_tp": 1, "rope_scaling": None},
+    only_values={"attention_bias": False, "mlp_bias": False, "pretraining_tp": 1},
 )

@@ -65,7 +65,6 @@ FAMILY = replace(
     options={"positions": "rotary", "absolute_positions": False, "mlp": "gated", "intermediate_bias": False},
     # Fields of the code that published files came with. transformers reads none of them, whatever their values say.
     only_values={
-        "rope_scaling": None,
         "position_embedding_type": "rope",
         "layer_norm_type": "layer_norm",
         "logn_attention_scale": False,

@@ -18,6 +18,7 @@ from bert_tasks.families.base import (
     architectures,
     config_value,
     layer_types,
+    rotary_scaling,
     rotary_theta,
 )
 
@@ -53,11 +54,13 @@ def _of_layers(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     if size % 2:
         raise CheckpointError(f"config.json: rotary positions need heads of an even size, not {size}")
     theta = {layer_type: rotary_theta(config, name, layer_type=layer_type) for layer_type, name in _THETA.items()}
+    scaling = {layer_type: rotary_scaling(config, layer_type=layer_type) for layer_type in _THETA}
     # The config counts the tokens of both sides together, and the encoder those of one side.
     windows = {SLIDING: width // 2, FULL: None}
     return {
         "attention_window": tuple(windows[layer_type] for layer_type in types),
         "rotary_theta": tuple(theta[layer_type] for layer_type in types),
+        "rotary_scaling": tuple(scaling[layer_type] for layer_type in types),
     }
 
 
@@ -96,8 +99,7 @@ FAMILY = Family(
         "global_attn_every_n_layers": 3,
         "global_rope_theta": 160000.0,
         "local_rope_theta": 10000.0,
-        "layer_types": None,
-        "rope_parameters": None,
+        **dict.fromkeys(("layer_types", "rope_parameters", "rope_scaling")),
     },
     of_layers=_of_layers,
     kept_layers=_kept_layers,
@@ -150,6 +152,5 @@ FAMILY = Family(
         "classifier_bias": False,
         "decoder_bias": True,
         "classifier_activation": "gelu",
-        "rope_scaling": None,
     },
 )

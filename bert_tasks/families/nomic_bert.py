@@ -72,7 +72,6 @@ FAMILY = Family(
     options={"positions": "rotary", "absolute_positions": False, "mlp": "gated", "bias": False},
     # Fields of the code that published files came with. transformers reads none of them, whatever their values say.
     only_values={
-        "rope_scaling": None,
         "activation_function": "swiglu",
         "n_head": 12,
         "layer_norm_epsilon": 1e-12,

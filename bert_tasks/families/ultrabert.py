@@ -20,6 +20,7 @@ from bert_tasks.families.base import (
     layer_types,
     output_table_size,
     rotary_head_dim,
+    rotary_scaling,
     rotary_theta,
 )
 from bert_tasks.families.eurobert import FAMILY as EUROBERT
@@ -71,17 +72,20 @@ def _of_layers(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     if widths:
         window = widths[0]
     window = config_value({"sliding_window": window}, "sliding_window", 128)
-    bases: dict[str, Any] = dict(_THETA)
+    bases: dict[str, Any] = dict.fromkeys(_THETA, 10_000.0)
     if config["rope_parameters"] is None:  # else it states the bases, and not a list
+        bases.update(_THETA)
         published = _of_each_layer(config, "rope_theta", layers)
         bases.update(zip(types, published, strict=False))
-    theta = {}
+    theta, scaling = {}, {}
     for layer_type, base in bases.items():
+        scaling[layer_type] = rotary_scaling(config, layer_type=layer_type)
         theta[layer_type] = rotary_theta({**config, "rope_theta": base}, "rope_theta", layer_type=layer_type)
     windows = {SLIDING: window, FULL: None}
     return {
         "attention_window": tuple(windows[layer_type] for layer_type in types),
         "rotary_theta": tuple(theta[layer_type] for layer_type in types),
+        "rotary_scaling": tuple(scaling[layer_type] for layer_type in types),
         "head_dim": rotary_head_dim(config),
         "num_key_value_heads": key_value_heads(config),
         "output_embedding_size": output_table_size(config),

@@ -14,6 +14,7 @@ from bert_tasks.inference.evaluation import (
 )
 from bert_tasks.inference.prediction import predict, predict_file
 from bert_tasks.inference.quantization import Quantization, quantize
+from bert_tasks.inference.thresholds import calibrate
 from bert_tasks.inference.writing import WriteOptions, Written
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "WriteOptions",
     "Written",
     "batch_predictor",
+    "calibrate",
     "embed_file",
     "evaluate",
     "evaluate_data",

@@ -21,7 +21,7 @@ from bert_tasks.errors import DataError, UsageError
 # Names that people and public data sets give to the column of the labels, in lower case.
 LABEL_NAMES = (
     *("label", "labels", "class", "category", "target", "gold_label", "y", "score", "similarity", "rating"),
-    *("sentiment", "polarity", "intent", "topic", "relation", "relevant", "is_duplicate", "stars"),
+    *("sentiment", "polarity", "intent", "topic", "relation", "relevant", "is_duplicate", "stars", "queue"),
     *("quality", "emotion", "stance", "topics", "tags", "categories", "classes", "intents", "emotions"),
 )
 _AMOUNT_NAMES = ("score", "stars", "similarity", "rating", "quality", "relevant")  # numbers called so may be amounts

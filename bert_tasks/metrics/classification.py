@@ -1,12 +1,14 @@
-"""Metrics of classification, regression and ranking, in float64 with numpy alone.
+"""Metrics of classification, regression and ranking, in float64 with numpy alone, and thresholds of labels.
 
 Keys and scales are HF evaluate's (0 to 1), values scikit-learn's, scipy's and, for ranking, trec_eval's. A ratio 0/0
 counts as 0. A correlation with a constant has no value and is nan.
 
-Shape legend: S rows, L label names, G groups that have a relevant row.
+Shape legend: S rows, L label names, C candidates for a prediction, T thresholds, G groups that have a relevant row.
 """
 
+import math
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -24,6 +26,10 @@ from bert_tasks.metrics.formulas import (
 
 NDCG = "ndcg@10"
 NDCG_ROWS = 10  # the first ranks of a group, which nDCG counts
+# From strict to loose, evenly spaced in logits, because the scores of a fine-tuned model crowd near 0 and 1.
+THRESHOLDS = np.append(1 / (1 + np.exp(-np.linspace(16, -16, 321))), 0.0)  # [T]
+MISSED = -1.0  # the score of a label that no threshold finds
+_STARTS = 3  # of the tests for a precision
 
 
 def classification_metrics(labels: Sequence[int], predictions: Sequence[int], names: Sequence[str]) -> dict[str, float]:
@@ -183,13 +189,77 @@ def _best_threshold(labels: Flags, scores: Floats) -> float:
     return float(best[np.argmin(np.abs(best - 0.5))])
 
 
+def promised_threshold(
+    outcomes: Sequence[tuple[float, bool]], metric: Literal["precision", "recall"], share: float, confidence: float
+) -> float | None:
+    """Returns the lowest threshold with this precision on new rows, or the highest with this recall.
+
+    Thresholds of a fixed grid are tested one after the other, as in fixed sequence testing with several starts of
+    "Learn then Test" (Angelopoulos et al. 2021, arXiv:2110.01052), so that the confidence holds for all tests together.
+    A test passes if the lower bound of Clopper and Pearson (1934, doi:10.1093/biomet/26.4.404), here in the form of a
+    binomial p-value, reaches ``share``, and then leaves its error to the next one. For a recall the tests go up from 0.
+    For a precision they go down from three starts: the first thresholds that accept the fewest candidates that could
+    pass, twice, and four times as many, because one wrong candidate among the first few would end a single sequence.
+    The confidence is then exact if the precision does not rise again after it has fallen below ``share``.
+
+    Args:
+        outcomes: Score from 0 to 1 of each of C independent candidates, and whether it is right. A label that no
+            threshold finds is right and has the score ``MISSED``.
+        metric: What is promised.
+        share: Its lowest value, between 0 and 1.
+        confidence: The probability that the threshold keeps the promise, between 0 and 1.
+
+    Returns:
+        The lowest score that is accepted. None if no threshold passes.
+
+    Examples:
+        >>> promised_threshold([(0.9, True)] * 100, "precision", 0.95, 0.95)
+        0.0
+    """
+    from scipy.stats import binom  # here, because the import takes 0.2 s
+
+    trials, hits = accepted_and_right(outcomes, THRESHOLDS)
+    places = range(len(THRESHOLDS))
+    starts = [len(THRESHOLDS) - 1]
+    if metric == "recall":
+        trials = np.full_like(trials, sum(is_right for _, is_right in outcomes))
+        places = places[::-1]
+    else:
+        fewest = fewest_right(metric, share, confidence)
+        starts = [int(np.searchsorted(trials, fewest * 2**number)) for number in range(_STARTS)]
+    p_values = binom.sf(hits - 1, trials, share)
+    chosen: float | None = None
+    error = 0.0  # that the next test may make
+    for place in places:
+        error += starts.count(place) * (1 - confidence) / len(starts)
+        if p_values[place] < error:
+            chosen = float(THRESHOLDS[place])
+        else:
+            error = 0.0
+    return chosen
+
+
+def fewest_right(metric: Literal["precision", "recall"], share: float, confidence: float) -> int:
+    """Returns how many right candidates, without a wrong one, ``promised_threshold`` needs at least."""
+    starts = 1 if metric == "recall" else _STARTS
+    return math.ceil(math.log((1 - confidence) / starts) / math.log(share))
+
+
+def accepted_and_right(outcomes: Sequence[tuple[float, bool]], thresholds: ArrayLike) -> NDArray[np.int64]:
+    """Returns how many candidates each threshold accepts, and how many of these are right, ``[2, T]``."""
+    scores, right = np.array(outcomes, dtype=np.float64).reshape(-1, 2).T  # [C] each
+    order = np.argsort(-scores)
+    accepted = np.searchsorted(-scores[order], -np.asarray(thresholds), side="right")
+    right_so_far = np.append(0, np.cumsum(right[order].astype(np.int64)))
+    return np.stack([accepted, right_so_far[accepted]])
+
+
 def ranking_metrics(groups: Sequence[str], grades: Sequence[float], scores: Sequence[float]) -> dict[str, float]:
     """Returns ``map``, ``mrr`` and ``ndcg@10``, from 0 to 1.
 
     They are the mean average precision, the mean reciprocal rank of the first relevant row, and nDCG. A row is relevant
     if its grade is above 0. nDCG is the sum of grade / log2(1 + rank) over the first 10 ranks, divided by its highest
-    value in the group. The grade itself is the gain, as in trec_eval, scikit-learn's ``ndcg_score`` and
-    sentence-transformers' ``CrossEncoderRerankingEvaluator``.
+    value in the group. The grade itself is the gain, as in trec_eval and scikit-learn's ``ndcg_score``.
 
     Only ties differ from trec_eval. It ranks the higher document id first, but here the later row comes first, so that
     a file that lists relevant rows first gains nothing. Groups without a relevant row do not count, as is usual for

@@ -85,7 +85,8 @@ class Output(Settings, ABC, Generic[PredictionT]):
     ``fitted`` are fitted to data instead.
 
     Attributes:
-        labels: Names of the classes, in their order. Default: the labels of the training rows, sorted by their text.
+        labels: Names of the classes, in their order. Default: the labels of the training rows, whole
+            numbers by their value, and others by their text.
         name: The name of the output, and of the term of its loss.
         prediction: The dataclass of its predictions.
         has_labels: True if a model has named labels, which it takes from the training rows if nobody names them.

@@ -4,7 +4,7 @@ Shape legend: B sequences (windows), S samples (rows), R samples with labels, L 
 """
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -14,10 +14,10 @@ from bert_tasks.data.columns import Column, Row
 from bert_tasks.encoder.config import HeadKind
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.metrics.calibration import calibration
-from bert_tasks.metrics.classification import classification_metrics
+from bert_tasks.metrics.classification import MISSED, classification_metrics
 from bert_tasks.metrics.formulas import class_measure
 from bert_tasks.metrics.tables import MetricTable, metric_table, on_one_line
-from bert_tasks.outputs.base import LossTerm, Output, labelled, no_loss
+from bert_tasks.outputs.base import LossTerm, labelled, no_loss
 from bert_tasks.outputs.calibration import (
     ECE,
     CalibrationMethod,
@@ -36,6 +36,7 @@ from bert_tasks.outputs.class_weights import (
 )
 from bert_tasks.outputs.explanation import ExplainedLogit, Explanation
 from bert_tasks.outputs.features import Feature, windows_by_row
+from bert_tasks.outputs.linear_probe import LinearLayer, Numbers, fit_classes
 from bert_tasks.outputs.logits import sample_logits, softmax_divergence
 from bert_tasks.outputs.losses import check_focal_gamma, cross_entropy
 from bert_tasks.outputs.prediction import Prediction
@@ -44,11 +45,13 @@ from bert_tasks.outputs.samples import (
     check_known,
     label_logits_to_explain,
     labelled_samples,
+    most_probable,
     row_logits,
     with_mean_logits,
 )
 from bert_tasks.outputs.sections import Chart, Confusion, ReportSections, RowResult
 from bert_tasks.outputs.settings import fitted, per_label, require
+from bert_tasks.outputs.thresholds import ThresholdOutput
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -59,7 +62,7 @@ class ClassPrediction(Prediction):
     """The predicted class of a text or of a pair of texts, with the field names of transformers' pipeline.
 
     Attributes:
-        label: The most probable label. None if its score is too low for the caller.
+        label: The most probable label. None if its score is below the threshold of the label or that of the caller.
         score: Probability of ``label`` (softmax).
         scores: Label -> probability.
         logits: Logit of every label, in label order. Only on request.
@@ -74,7 +77,7 @@ class ClassPrediction(Prediction):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Classes(Output[ClassPrediction]):
+class Classes(ThresholdOutput[ClassPrediction]):
     """One of several classes that exclude each other, by a softmax over the logits. It learns by the cross entropy.
 
     It is the default output for texts and pairs of texts. If a text may have several labels, or none, use ``LabelSet``,
@@ -209,6 +212,9 @@ class Classes(Output[ClassPrediction]):
     def divergence_count(self, features: Sequence[Feature]) -> float:
         return float(len(windows_by_row(features)))
 
+    def fit_linear(self, vectors: Numbers, labels: Numbers, *, seed: int) -> LinearLayer:
+        return fit_classes(vectors, labels[:, 0], self.labels, self.label_weights(), seed=seed)
+
     # Values fitted to data
 
     def fit_rows(self, rows: Iterable[Row]) -> Self:
@@ -234,6 +240,15 @@ class Classes(Output[ClassPrediction]):
             return self
         return replace(self, temperature=temperature)
 
+    def candidates(
+        self, predictions: Sequence[ClassPrediction], rows: Sequence[Row]
+    ) -> Iterator[tuple[str, float, bool]]:
+        for row, prediction in labelled(rows, predictions, self.column.name):
+            label, predicted = row[self.column.name], most_probable(prediction)
+            yield predicted, prediction.score, predicted == label
+            if predicted != label:
+                yield label, MISSED, True
+
     @property
     def remedies(self) -> tuple[str, ...]:
         return (REMEDY,) if self.class_weights is None else ()
@@ -253,10 +268,14 @@ class Classes(Output[ClassPrediction]):
         if self.calibrates:
             samples = samples / self.temperature
         predictions = []
+        limits = self.limits
         for probabilities in samples.softmax(dim=-1).tolist():
             best = max(range(len(probabilities)), key=probabilities.__getitem__)
+            label: str | None = self.labels[best]
+            if probabilities[best] < limits[best]:
+                label = None
             scores = dict(zip(self.labels, probabilities, strict=True))
-            predictions.append(ClassPrediction(label=self.labels[best], score=probabilities[best], scores=scores))
+            predictions.append(ClassPrediction(label=label, score=probabilities[best], scores=scores))
         return predictions
 
     def with_logits(
@@ -293,6 +312,10 @@ class Classes(Output[ClassPrediction]):
             scores = [prediction.score for _, prediction in pairs]
             correct = [label == guess for label, guess in zip(labels, predicted, strict=True)]
             metrics |= calibration_metrics(scores, correct)
+        if self.thresholds:  # all other metrics are of the most probable class, with and without thresholds
+            accepted = [row[self.column.name] == each.label for row, each in pairs if each.label is not None]
+            metrics["coverage"] = len(accepted) / len(pairs)
+            metrics["accepted_accuracy"] = sum(accepted) / max(len(accepted), 1)
         return metrics
 
     def _numbers_of_classes(self, pairs: Sequence[tuple[Row, ClassPrediction]]) -> tuple[list[int], list[int]]:
@@ -302,7 +325,7 @@ class Classes(Output[ClassPrediction]):
         predicted: list[int] = []
         for row, prediction in pairs:
             labels.append(index[row[self.column.name]])
-            predicted.append(index[str(prediction.label)])
+            predicted.append(index[most_probable(prediction)])
         return labels, predicted
 
     def metric_inputs(self, predictions: Sequence[ClassPrediction], rows: Sequence[Row]) -> tuple[list[int], list[int]]:
@@ -331,7 +354,7 @@ class Classes(Output[ClassPrediction]):
         return () if label is None else (label,)
 
     def decisions(self, prediction: ClassPrediction) -> Sequence[Hashable]:
-        return (prediction.label,)
+        return (most_probable(prediction),)
 
     def report(
         self, predictions: Sequence[ClassPrediction], rows: Sequence[Row], texts: Sequence[str]
@@ -345,17 +368,18 @@ class Classes(Output[ClassPrediction]):
         scores_of_classes: list[list[float]] = []
         for row, prediction in labelled(rows, predictions, self.column.name):
             label = row[self.column.name]
-            is_correct = label == prediction.label
+            guess = most_probable(prediction)
+            is_correct = label == guess
             result = RowResult(
                 row=row,
                 label=label,
-                prediction=prediction.label,
+                prediction=guess,
                 score=prediction.score,
                 is_correct=is_correct,
             )
             results.append(result)
             labels.append(label)
-            predicted.append(str(prediction.label))
+            predicted.append(guess)
             correct.append(is_correct)
             scores.append(prediction.score)
             scores_of_classes.append(score_list(prediction.scores))

@@ -4,7 +4,7 @@ Shape legend: B sequences (windows), S samples (rows), R samples with labels, L 
 """
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -17,7 +17,7 @@ from bert_tasks.metrics.calibration import calibration
 from bert_tasks.metrics.classification import multilabel_metrics, tune_thresholds
 from bert_tasks.metrics.formulas import multilabel_measure
 from bert_tasks.metrics.tables import MetricTable, metric_table
-from bert_tasks.outputs.base import LossTerm, Output, labelled, no_loss
+from bert_tasks.outputs.base import LossTerm, labelled, no_loss
 from bert_tasks.outputs.calibration import ECE
 from bert_tasks.outputs.class_weights import (
     REMEDY,
@@ -28,6 +28,7 @@ from bert_tasks.outputs.class_weights import (
 )
 from bert_tasks.outputs.explanation import ExplainedLogit, Explanation
 from bert_tasks.outputs.features import Feature, windows_by_row
+from bert_tasks.outputs.linear_probe import LinearLayer, Numbers, fit_label_set
 from bert_tasks.outputs.logits import sample_logits, sigmoid_divergence
 from bert_tasks.outputs.losses import binary_cross_entropy, check_focal_gamma
 from bert_tasks.outputs.prediction import Prediction
@@ -40,12 +41,11 @@ from bert_tasks.outputs.samples import (
     with_mean_logits,
 )
 from bert_tasks.outputs.sections import ReportSections, RowResult
-from bert_tasks.outputs.settings import fitted, per_label, require
+from bert_tasks.outputs.settings import fitted, per_label
+from bert_tasks.outputs.thresholds import ThresholdOutput
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-_THRESHOLD = 0.5  # of a label until thresholds are tuned
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +71,7 @@ class LabelSetPrediction(Prediction):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabelSet(Output[LabelSetPrediction]):
+class LabelSet(ThresholdOutput[LabelSetPrediction]):
     """Any number of labels, each of which is present or absent. It learns by the binary cross entropy.
 
     It suits topics or kinds of toxicity, of which a text may have several or none. The labels are decided independently
@@ -87,7 +87,6 @@ class LabelSet(Output[LabelSetPrediction]):
         focal_gamma: Exponent of the focal loss (arXiv:1708.02002), which multiplies the cross entropy of an example by
             (1 - p)^focal_gamma, where p is the probability of the right label. 0 is the cross entropy, the paper uses
             2.
-        thresholds: A threshold for each label, tuned on validation. If empty, 0.5.
 
     Examples:
         >>> LabelSet(labels=("refund", "angry")).encode({"labels": ["angry"]})
@@ -102,20 +101,16 @@ class LabelSet(Output[LabelSetPrediction]):
     lower_is_better: ClassVar[frozenset[str]] = frozenset({ECE})  # run.json lists it for every problem_type
     no_teacher_reason: ClassVar[str | None] = None
     no_explanations_reason: ClassVar[str | None] = None
+    default_threshold: ClassVar[float] = 0.5
     problem_type: Literal["multi_label_classification"] = "multi_label_classification"
     class_weights: Literal["balanced"] | tuple[float, ...] | None = per_label(None)
     balanced_weights: tuple[float, ...] = fitted((), per_label=True)
     focal_gamma: float = 0.0
-    thresholds: tuple[float, ...] = fitted((), per_label=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_focal_gamma(self.focal_gamma)
         check_class_weights(self.labels, self.class_weights, self.balanced_weights)
-        require(
-            not self.thresholds or len(self.thresholds) == len(self.labels),
-            f"thresholds: one per label, expected {len(self.labels)} numbers instead of {len(self.thresholds)}",
-        )
 
     def hf_config(self) -> dict[str, Any]:
         return {**super().hf_config(), "problem_type": self.problem_type}
@@ -177,6 +172,9 @@ class LabelSet(Output[LabelSetPrediction]):
     def divergence_count(self, features: Sequence[Feature]) -> float:
         return float(len(windows_by_row(features)) * self.size)
 
+    def fit_linear(self, vectors: Numbers, labels: Numbers, *, seed: int) -> LinearLayer:
+        return fit_label_set(vectors, labels, self.labels, self.label_weights(), seed=seed)
+
     # Values fitted to data
 
     def fit_rows(self, rows: Iterable[Row]) -> Self:
@@ -205,6 +203,13 @@ class LabelSet(Output[LabelSetPrediction]):
             probabilities.append([prediction.scores[label] for label in self.labels])
         return replace(self, thresholds=tune_thresholds(labels, probabilities))
 
+    def candidates(
+        self, predictions: Sequence[LabelSetPrediction], rows: Sequence[Row]
+    ) -> Iterator[tuple[str, float, bool]]:
+        for row, prediction in labelled(rows, predictions, self.column.name):
+            for label, score in prediction.scores.items():
+                yield label, score, label in row[self.column.name]
+
     @property
     def remedies(self) -> tuple[str, ...]:
         return (REMEDY,) if self.class_weights is None else ()
@@ -225,10 +230,9 @@ class LabelSet(Output[LabelSetPrediction]):
 
     def _decoded(self, probabilities: Sequence[float]) -> LabelSetPrediction:
         """Returns the prediction of a row from the probabilities of its labels, ``[L]``."""
-        limits = self.thresholds if self.thresholds else (_THRESHOLD,) * len(self.labels)
         present: list[str] = []
         scores: dict[str, float] = {}
-        for label, score, limit in zip(self.labels, probabilities, limits, strict=True):
+        for label, score, limit in zip(self.labels, probabilities, self.limits, strict=True):
             scores[label] = score
             if score >= limit:
                 present.append(label)

@@ -23,6 +23,7 @@ from bert_tasks.outputs.calibration import ECE
 from bert_tasks.outputs.explanation import ExplainedLogit, Explanation
 from bert_tasks.outputs.features import Feature, windows_by_row
 from bert_tasks.outputs.hf_config import label_config
+from bert_tasks.outputs.linear_probe import LinearLayer, Numbers, fit_number
 from bert_tasks.outputs.logits import sample_logits
 from bert_tasks.outputs.prediction import NOT_WRITTEN, Prediction
 from bert_tasks.outputs.row_sections import row_example
@@ -144,6 +145,9 @@ class Number(Output[NumberPrediction]):
 
     def divergence_count(self, features: Sequence[Feature]) -> float:
         return float(len(windows_by_row(features)))
+
+    def fit_linear(self, vectors: Numbers, labels: Numbers, *, seed: int) -> LinearLayer:
+        return fit_number(vectors, labels[:, 0])
 
     # Predictions
 

@@ -4,7 +4,7 @@ Shape legend: B sequences (windows), S samples (rows), R samples with labels, L 
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -105,15 +105,17 @@ def label_logits_to_explain(
     texts: Sequence[str],
 ) -> list[ExplainedLogit]:
     """Returns the logit of each row's most probable label. See ``mean_logits_to_explain``."""
-    predicted: list[str | None] = []
-    places: list[int] = []
-    for prediction in predictions:
-        predicted.append(prediction.label)
-        place = 0  # also of a prediction without a label
-        if prediction.label is not None:
-            place = labels.index(prediction.label)
-        places.append(place)
+    predicted = [most_probable(prediction) for prediction in predictions]
+    places = [labels.index(label) for label in predicted]
     return mean_logits_to_explain(predicted, places, features, rows, texts)
+
+
+def most_probable(prediction: Any) -> str:
+    """Returns the most probable label, also of a prediction whose label is None because its score is too low."""
+    if prediction.label is not None:
+        return str(prediction.label)
+    scores: Mapping[str, float] = prediction.scores
+    return max(scores, key=scores.__getitem__)
 
 
 def mean_logits_to_explain(

@@ -6,7 +6,7 @@ Shape legend: R tokens read (words, for a CRF), W words, L labels.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, islice, pairwise
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
@@ -18,7 +18,6 @@ from bert_tasks.data.columns import Column, Row
 from bert_tasks.data.conll import (
     Scheme,
     detect_scheme,
-    entities,
     forbidden_steps,
     invalid_transitions,
     label_scheme,
@@ -27,14 +26,14 @@ from bert_tasks.data.conll import (
 from bert_tasks.data.features import token_batches
 from bert_tasks.data.known_labels import known_tags
 from bert_tasks.data.profile import listed
-from bert_tasks.data.words import context_texts, located_words
+from bert_tasks.data.words import context_texts
 from bert_tasks.encoder import crf
 from bert_tasks.encoder.config import HeadKind
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.metrics.tables import MetricTable, metric_table
 from bert_tasks.metrics.tagging import check_names, tagging_metrics
-from bert_tasks.outputs.base import LossTerm, Output, labelled, no_loss
+from bert_tasks.outputs.base import LossTerm, labelled, no_loss
 from bert_tasks.outputs.calibration import (
     ECE,
     CalibrationMethod,
@@ -60,8 +59,10 @@ from bert_tasks.outputs.sections import ReportSections
 from bert_tasks.outputs.settings import fitted, per_label, require
 from bert_tasks.outputs.tag_prediction import EntitySpan as EntitySpan
 from bert_tasks.outputs.tag_prediction import TokenPrediction as TokenPrediction
+from bert_tasks.outputs.tag_prediction import entity_candidates, entity_logits, without_entities
 from bert_tasks.outputs.tag_prediction import entity_spans as entity_spans
 from bert_tasks.outputs.tag_report import label_word, tag_sections
+from bert_tasks.outputs.thresholds import ThresholdOutput
 from bert_tasks.outputs.word_logits import labelled_logits, word_logits, word_places
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ _CRF_SCORES = 2**23  # numbers in the matrices of a CRF that are decoded at once
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tags(Output[TokenPrediction]):
+class Tags(ThresholdOutput[TokenPrediction]):
     """A tag for every word, such as named entities, slots, chunks or parts of speech.
 
     The tags are scored alone, by a softmax for each word, or as a sequence, by a CRF (Lafferty et al. 2001,
@@ -285,6 +286,17 @@ class Tags(Output[TokenPrediction]):
             return self
         return replace(self, temperature=temperature)
 
+    def candidates(
+        self, predictions: Sequence[TokenPrediction], rows: Sequence[Row]
+    ) -> Iterator[tuple[str, float, bool]]:
+        if self._label_scheme == "raw" or "O" not in self.labels:
+            raise UsageError("thresholds are for tags that mark entities, such as O, B-PER and I-PER")
+        return entity_candidates(labelled(rows, predictions, "tags"))
+
+    def threshold_name(self, label: str) -> str:
+        """Returns the type of a tag's entities. It is empty for O, which has no threshold."""
+        return label.partition("-")[2]
+
     @property
     def remedies(self) -> tuple[str, ...]:
         if self.crf or self.class_weights is not None:
@@ -311,40 +323,43 @@ class Tags(Output[TokenPrediction]):
             return []
         counts = [len(row["words"]) for row in rows]
         if self.crf:
-            best, scores = self._best_paths(compact, features, counts)
+            best, probabilities = self._best_paths(compact, features, counts)
         else:
-            best, scores = self._best_labels(word_logits(compact, features, self.labels))
+            best, probabilities = self._best_labels(word_logits(compact, features, self.labels))
+        scores = probabilities.gather(1, best[:, None]).squeeze(1).tolist()
         is_raw = self._label_scheme == "raw"
         borders = pairwise(accumulate(counts, initial=0))  # where the words of each row begin and end
         predictions = []
         for row, (start, end) in zip(rows, borders, strict=True):
             words, word_scores = tuple(row["words"]), tuple(scores[start:end])
-            tags = tuple(self.labels[index] for index in best[start:end])
+            tags = tuple(self.labels[index] for index in best[start:end].tolist())
+            if self.thresholds:
+                limits = dict(zip(self.labels, self.thresholds, strict=True))
+                outside = probabilities[start:end, self.labels.index("O")]
+                tags, word_scores = without_entities(tags, word_scores, outside.tolist(), limits)
             spans: tuple[EntitySpan, ...] = ()
             if not is_raw:
                 spans = entity_spans(words, tags, word_scores, row.get("text"))
             predictions.append(TokenPrediction(words=words, tags=tags, scores=word_scores, entities=spans))
         return predictions
 
-    def _best_labels(self, logits: Tensor) -> tuple[list[int], list[float]]:
-        """Returns the most probable label of each word, and its probability."""
+    def _best_labels(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the most probable label of each word, ``[W]``, and the probabilities of all labels, ``[W, L]``."""
         if self.calibration == "temperature":
             logits = logits / self.temperature
-        highest = logits.argmax(dim=1)  # [W]
-        scores = logits.softmax(dim=1).gather(1, highest[:, None]).squeeze(1)  # [W]
-        return highest.tolist(), scores.tolist()
+        return logits.argmax(dim=1), logits.softmax(dim=1)
 
     def _best_paths(
         self, compact: Sequence[Tensor], features: Sequence[Feature], counts: Sequence[int]
-    ) -> tuple[list[int], list[float]]:
-        """Returns the labels of a row's best path over its windows, and their marginals."""
+    ) -> tuple[Tensor, Tensor]:
+        """Returns the labels of a row's best path over its windows, ``[W]``, and the marginals of all, ``[W, L]``."""
         # In float64, because the score of a long sequence would leave too few digits for its words in float32.
         penalty = crf.FORBIDDEN * torch.tensor(forbidden_steps(self.labels), dtype=torch.float64)  # [L + 2, L]
         by_row: list[list[Tensor]] = [[] for _ in counts]
         for feature, window in zip(features, compact, strict=True):
             by_row[feature["row"]].append(window)
-        best: list[int] = []
-        scores: list[float] = []
+        best = [torch.empty(0, dtype=torch.long)]
+        marginals = [torch.empty(0, self.size, dtype=torch.float64)]
         room = _CRF_SCORES // penalty.numel()  # words
         with_words = [row for row, count in enumerate(counts) if count]
         for block in token_batches(with_words, counts, max_tokens=room):
@@ -353,10 +368,9 @@ class Tags(Output[TokenPrediction]):
                 windows += [window.double() for window in by_row[row]]
             logits = crf.restored(windows) + penalty  # [R, L + 2, L]
             lengths = [counts[row] for row in block]
-            labels = crf.best_labels(logits, lengths)
-            best += labels.tolist()
-            scores += crf.marginals(logits, lengths).gather(1, labels[:, None]).squeeze(1).tolist()
-        return best, scores
+            best.append(crf.best_labels(logits, lengths))
+            marginals.append(crf.marginals(logits, lengths))
+        return torch.cat(best), torch.cat(marginals)
 
     def with_logits(
         self, predictions: Sequence[TokenPrediction], compact: Sequence[Tensor], features: Sequence[Feature]
@@ -397,21 +411,7 @@ class Tags(Output[TokenPrediction]):
         remaining = iter(word_places(compact, features, self.labels))
         for prediction, row in zip(predictions, rows, strict=True):
             tokens = list(islice(remaining, len(prediction.words)))  # one for each word of the row
-            column, text, places = located_words(row["words"], row.get("text"))
-            for entity in entities(prediction.tags):
-                terms = []
-                # One weight for all words, so that a long entity is explained on the scale of a short one.
-                for word in range(entity.start, entity.end):
-                    window, token = tokens[word]
-                    place = token * self.size + self.labels.index(prediction.tags[word])
-                    terms.append((window, place, 1 / (entity.end - entity.start)))
-                logit = ExplainedLogit(
-                    label=entity.type,
-                    texts={**context_texts(row), column: text},
-                    terms=tuple(terms),
-                    words={column: places},
-                )
-                logits.append(logit)
+            logits += entity_logits(prediction, row, tokens, self.labels)
         return logits
 
     def with_explanations(

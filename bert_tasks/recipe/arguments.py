@@ -32,6 +32,7 @@ class FitArguments(ReadingArguments, total=False):
     layerwise_lr_decay: float | None
     freeze_embeddings: bool
     freeze_layers: int
+    linear_probe: bool
     lora_rank: int | None
     lora_alpha: float | None
     lora_dropout: float

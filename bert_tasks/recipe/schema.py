@@ -135,8 +135,7 @@ class ModelSection(BaseModel):
     """Branch, tag or commit of a hub id."""
     # DistilBERT begins so, with one of two layers of its teacher (https://arxiv.org/abs/1910.01108).
     layers: Layers | None = None
-    """Train a student with only these layers of the checkpoint, counted from 0. "every-other" keeps layers 0, 2, 4,
-    ...."""
+    """Train a student with only these layers of the checkpoint, counted from 0. "every-other" keeps 0, 2, 4, ...."""
     family: Annotated[str, Field(min_length=1)] | None = None
     """Train the checkpoint as a model of another family that computes the same, such as "distilbert" of a BERT."""
     config: dict[str, Any] | None = None
@@ -186,8 +185,7 @@ class TeacherSection(BaseModel):
     weight: Annotated[float, Field(ge=0, le=1)] = 0.5
     """Share of the teacher's logits in the loss, which is (1 - weight) x labels + weight x teacher."""
     hidden: Literal["none", "cosine", "mse"] = "none"
-    """Also compare the last layer's states of all tokens by their angle ("cosine") or mean squared difference
-    ("mse")."""
+    """Also compare the last layer's states of all tokens by their angle ("cosine") or squared difference ("mse")."""
     hidden_weight: NotNegative = 1.0
     """Weight of the states in the loss."""
     # Wang et al. 2020, https://arxiv.org/abs/2012.15828.
@@ -248,9 +246,8 @@ class OptimSection(BaseModel):
     mixed_precision: Literal["no", "fp16", "bf16"] = "no"
     """Number format of the matrix products. "fp16" needs a GPU."""
     vocabulary_rows: Annotated[Literal["in_data", "all"], OnResume("silent")] = "in_data"
-    """Word embeddings that gradients and AdamW cover, of the tokens in the training rows or of all tokens. The results
-    are the same, because the other rows get their weight decay later. If a head reads the whole table, all are
-    covered."""
+    """Word embeddings that gradients and AdamW cover, those of tokens in the training rows or all. The results are the
+    same, because the other rows get their weight decay later. If a head reads the whole table, all are covered."""
     head_learning_rate: Annotated[Positive | None, OnResume("noted")] = None
     """Learning rate of the task's head, if it has its own."""
     # ELECTRA is fine-tuned so (https://arxiv.org/abs/2003.10555).
@@ -261,6 +258,9 @@ class OptimSection(BaseModel):
     """Do not train the embeddings."""
     freeze_layers: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """Number of layers, counted from the embeddings, that are not trained."""
+    linear_probe: bool = False
+    """Fit only the last layer of the head, with scikit-learn, to the vectors of the frozen encoder, which are computed
+    once. The other keys of this section then have no effect."""
     # Hu et al. 2021, https://arxiv.org/abs/2106.09685.
     lora_rank: Count | None = None
     """Train low-rank adapters (LoRA) of this rank and the task's head, instead of all weights. The saved model has the
@@ -299,7 +299,7 @@ class OptimSection(BaseModel):
                 raise ValueError(f"{name} belongs to AdamW, but optimizer is '{self.optimizer}'. Remove {name}")
             if self.lora_rank is None and name.startswith("lora_"):
                 raise ValueError(f"{name} needs lora_rank, such as lora_rank = 8")
-            if self.lora_rank is not None and name.startswith("freeze_"):
+            if self.lora_rank is not None and name.startswith(("freeze_", "linear_")):
                 raise ValueError(f"lora_rank freezes the whole encoder already. Remove {name}")
         return self
 

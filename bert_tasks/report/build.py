@@ -7,7 +7,7 @@ options are checked before a model predicts, because predictions take by far the
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from html import escape
 from pathlib import Path
 from typing import Any, Literal
@@ -67,10 +67,11 @@ class Report(Result):
     """
 
     output: Path
-    runs: tuple[Run, ...] = ()
-    results: tuple[Mapping[str, Results], ...] = ()
-    comparisons: tuple[Comparison, ...] = ()
-    on_file: FileResults | None = None
+    # What the page says in full is not repeated where Python prints the object.
+    runs: tuple[Run, ...] = field(default=(), repr=False)
+    results: tuple[Mapping[str, Results], ...] = field(default=(), repr=False)
+    comparisons: tuple[Comparison, ...] = field(default=(), repr=False)
+    on_file: FileResults | None = field(default=None, repr=False)
     mistakes: WrittenRows | None = None
     label_issues: WrittenRows | None = None
 

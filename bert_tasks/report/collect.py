@@ -132,10 +132,14 @@ class Run:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes for readers of the metrics, from the finished run."""
-        if self.summary is None:
-            return ()
-        return tuple(self.summary.notes)
+        """Notes for readers of the metrics, from the finished run, and what the thresholds are to keep."""
+        notes: list[str] = []
+        if self.summary is not None:
+            notes += self.summary.notes
+        if self.tasks is not None:
+            promises = [getattr(task.output, "promise", "") for task in self.tasks.values()]
+            notes += [f"thresholds: {promise}" for promise in promises if promise]
+        return tuple(notes)
 
     def metrics_of(self, name: str) -> dict[str, float]:
         """Returns the metrics of a validation set, without its name."""

@@ -114,6 +114,8 @@ def _run_properties(run: Run) -> dict[str, object]:
     # A limit of steps decides how long a run is, and the number of epochs then says nothing.
     if settings["steps at most"] is not None:
         settings["epochs"] = None
+    if metadata.settings.get("optim.linear_probe"):
+        settings = {"optimizer": "scikit-learn (linear probe)"}
     properties: dict[str, object] = {"steps": f"{metadata.steps:,}"}
     if run.summary is not None:
         properties["best model after step"] = f"{run.summary.best_step:,}"

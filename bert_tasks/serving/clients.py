@@ -1,7 +1,6 @@
 """Requests of clients of text-embeddings-inference (TEI), and of OpenAI's embeddings.
 
-Programs that use these servers can use this one without a change, so their requests and responses have the form that
-the sources describe.
+The paths and fields that are served have the form that the sources describe. Other fields are errors.
 
 Sources:
     https://github.com/huggingface/text-embeddings-inference (router/src/http, core/src/infer.rs)

@@ -156,7 +156,7 @@ class TokenClassification(Task[TokenPrediction]):
             return _EXAMPLES
         return [{**row, "context": _NOTICE} for row in _GROUNDED_EXAMPLES]
 
-    def pipeline_inputs(self, row: Row) -> Sequence[Any]:
+    def pipeline_inputs(self, row: Row) -> Sequence[list[str]]:
         """Returns the words of a row, behind its context as a list of one text, if it has one."""
         texts = context_texts(row)
         if not texts:
@@ -167,8 +167,8 @@ class TokenClassification(Task[TokenPrediction]):
         repeated = 0
         for row in rows:
             # The words are read with each part of the context, of which there are more if windows are shorter.
-            context = sum(map(len, context_texts(row).values()))
-            repeated += context * sum(map(len, row["words"])) // self.max_length
+            context = len(joined(context_texts(row)))
+            repeated += context * len(" ".join(row["words"])) // self.max_length
         if repeated > MOST_CHARACTERS:
             raise DataError(
                 f"the words are read with each part of the context, which repeats about {repeated:,} characters, and "

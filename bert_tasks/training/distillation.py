@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import pyarrow
 import torch
@@ -63,7 +63,6 @@ class TaughtObjective(Objective):
         section: The settings that say how the teachers teach.
     """
 
-    allows_graphs: ClassVar[bool] = True
     teachers: Mapping[str, TaskModel]
 
     def __init__(self, model: AnyModel, section: TeacherSection | None) -> None:

@@ -59,6 +59,7 @@ from bert_tasks.training.evaluation import (
 )
 from bert_tasks.training.objectives import Objective, Supervised
 from bert_tasks.training.optim import OptimizerFactory, freeze, freeze_encoder, load_factory, set_sparse_gradients
+from bert_tasks.training.probe import fit_output_layer, freeze_below_output
 from bert_tasks.training.progress import Clock, MetricsLogger, Reporter, diverged_record, step_record
 from bert_tasks.training.records import MetricRecord, RunRecord, SummaryRecord
 from bert_tasks.training.state import (
@@ -137,6 +138,9 @@ class Trainer:
                 ``weight_decay``. Default: the optimizer that ``optim.optimizer`` names.
         """
         self.objective = objective if isinstance(objective, Objective) else Supervised(objective)
+        if optim.linear_probe:
+            whole = {"epochs": 1, "max_steps": None, "batch_size": len(splits.train), "batch_tokens": None}
+            optim = optim.model_copy(update=whole)  # one step with all rows
         self.model, self.splits, self.optim, self.run = self.objective.model, splits, optim, run
         self.model_settings, self.recipe_text, self.optimizer = model_settings, recipe_text, optimizer
         self.callback = TrainerCallback.of(callback)
@@ -208,6 +212,8 @@ class Trainer:
         state, steps, clock = self.state, self.steps, self.clock
         if state.step and self._is_evaluation_due() and state.evaluated_step != state.step:
             self._evaluate()  # the run was stopped during the evaluation after this step
+        if self.optim.linear_probe and state.step == 0:
+            self._fit_probe()
         unread: StepResult | None = None
         clock.start()
         for step, batch in steps.batches(state.step):
@@ -235,6 +241,16 @@ class Trainer:
                 else:
                     self._save()
                 clock.start()
+
+    def _fit_probe(self) -> None:
+        """Runs the only step of a linear probe, and evaluates it."""
+        self.clock.start()
+        samples = self.steps.samples
+        note = fit_output_layer(self.model.one_task(), samples, self.splits.train, seed=self.run.seed)
+        self.clock.tokens = int(samples.lengths.sum())
+        self.state.step, self.state.seconds = 1, self.clock.stop()
+        self.reporter.note(note)
+        self._evaluate()
 
     def _is_evaluation_due(self) -> bool:
         """Returns True every ``eval_steps`` steps, or else after each epoch, and in any case after the last step."""
@@ -435,6 +451,8 @@ class Trainer:
             freeze_encoder(self.objective, optim)
         if self.run.save_adapter and (optim.lora_rank is None or not can_save_adapter(model)):
             raise no_adapters(task_name(model.tasks))
+        if optim.linear_probe:
+            freeze_below_output(self.objective, self.accelerator)
         freeze(self.objective, embeddings=optim.freeze_embeddings, layers=optim.freeze_layers)
         check_metrics(model, self.run, self.own_metrics, validation, self.accelerator, self.objective.forward_fn)
 
@@ -651,7 +669,8 @@ class TrainerCallback:
         if isinstance(callback, TrainerCallback):
             return callback
         if not callable(callback):
-            raise UsageError(f"callback: expected a function or a TrainerCallback, got a {type(callback).__name__}")
+            kind = type(callback).__name__
+            raise UsageError(f"callback: expected a function or a bert_tasks.TrainerCallback, got a {kind}")
         return _RecordCallback(callback)
 
 

@@ -211,12 +211,12 @@ def dry_run(recipe: Recipe, *, overwrite: bool = False) -> DryRun:
     Raises:
         RecipeError, DataError, CheckpointError, UsageError: As for ``train``.
     """
-    folder, optim, seed = run_folder(recipe), recipe.optim, recipe.run.seed
+    folder, seed = run_folder(recipe), recipe.run.seed
     outputs.check_folder(folder)
     check_installed(recipe.run.trackers)
     trainer = build_trainer(prepare(recipe))
     trainer.preflight()
-    model, objective = trainer.model, trainer.objective
+    model, objective, optim = trainer.model, trainer.objective, trainer.optim
     existing = None
     if not overwrite:
         existing = trainer.folder.existing_run()

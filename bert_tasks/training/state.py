@@ -572,7 +572,9 @@ def _remedies(steps: OptimizerSteps, splits: Splits, tasks: Mapping[str, Task]) 
     epochs = f"more epochs (now {steps.order.epochs(steps.plan.total):.3g})"
     # A new head that was updated a few times by small amounts still predicts what its random weights favour. After many
     # updates, or large ones, the usual reason is that they were too large.
-    if steps.plan.total < _FEW_STEPS and rate <= _USUAL_RATE:
+    if steps.optim.linear_probe:
+        remedies = ["more rows", "fine-tuning (linear_probe = false)"]
+    elif steps.plan.total < _FEW_STEPS and rate <= _USUAL_RATE:
         remedies = [epochs, f"a higher learning_rate (now {rate:g})"]
     else:
         remedies = [f"a lower learning_rate (now {rate:g})", epochs]

@@ -250,6 +250,20 @@ class TestTrain:
         assert not [line for line in third.err.splitlines() if not line.startswith("note: the best model predicts")]
         assert "already complete" not in third.out
 
+    def test_next_commands_evaluate_the_test_rows_of_the_same_file(self, recipe: Path, run: Run) -> None:
+        file = recipe.parent / "all.csv"
+        with file.open("w", encoding="utf-8", newline="") as opened:
+            writer = csv.writer(opened)
+            writer.writerow(("text", "label", "part"))
+            for number, line in enumerate(LINES):
+                writer.writerow((line, LABELS[number % 2], "test" if number % 5 == 0 else "train"))
+        text = re.sub(r"^(train|validation) = .*\n", "", recipe.read_text("utf-8"), flags=re.MULTILINE)
+        recipe.write_text(text.replace("[data]", f'[data]\ntrain = "{file}"\nsplit_column = "part"'), encoding="utf-8")
+        result = run("train", recipe, "--quiet")
+        assert (
+            result.out.splitlines()[-3] == f"  bert-tasks evaluate {recipe.parent / 'run'} {file} --split-column part"
+        )
+
     def test_push_writes_the_card_again_with_what_is_stated(self, trained: Path, tmp_path: Path, run: Run) -> None:
         folder = shutil.copytree(trained / "run", tmp_path / "run")
         card = folder / "model" / "README.md"

@@ -283,3 +283,22 @@ def test_a_label_is_rare_if_another_one_has_three_times_as_many_rows() -> None:
     once, twice = ([{**row, "labels": ["x", "y"]} for row in rows[:count]] + rows[count:] for count in (1, 2))
     assert has_rare_labels(read(once, SETS, require_labels=False), SETS)
     assert not has_rare_labels(read(twice, SETS, require_labels=False), SETS)
+
+
+@pytest.mark.parametrize(
+    ("rare", "frequent", "expected"),
+    [
+        ("prase", "praise", "the label 'prase' (1 row) is spelled almost like 'praise'"),
+        ("complaimt", "complaint", "the label 'complaimt' (1 row) is spelled almost like 'complaint'"),
+        ("negative", "positive", None),
+        ("grade_1", "grade_2", None),
+    ],
+)
+def test_a_rare_label_that_may_be_misspelt_has_a_note(rare: str, frequent: str, expected: str | None) -> None:
+    table = labelled(rare, *[frequent] * 10, *["other"] * 10)
+    notes = data_report(Splits(train=table, validation={}), columns=COLUMNS).splits[0].notes
+    said = [note for note in notes if "spelled almost" in note]
+    assert (said[0].startswith(expected) and len(said) == 1) if expected else said == []
+    more_often = labelled(*[rare] * 2, *[frequent] * 10, *["other"] * 10)
+    report = data_report(Splits(train=more_often, validation={}), columns=COLUMNS).splits[0]
+    assert not any("spelled almost" in note for note in report.notes)

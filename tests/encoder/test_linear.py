@@ -248,10 +248,9 @@ def test_processor_and_variables_decide(
 
 @pytest.mark.slow
 def test_whole_models_and_runs_pass_their_tests_with_the_other_library() -> None:
-    """Parity, gradients, accumulation, resuming and repetition, one process and two."""
+    """Parity, gradients, accumulation and repetition. training/test_resuming.py resumes with the other library."""
     other = "mkl" if matmul_library() == "onednn" else "onednn"
-    names = ("model/test_parity", "model/test_gradients", "training/test_steps", "training/test_processes")
-    names += ("training/test_resuming", "training/test_resuming_processes", "training/test_repeating")
+    names = ("model/test_parity", "model/test_gradients", "training/test_steps", "training/test_repeating")
     tests = Path(__file__).parents[1]
     files = [f"{tests / name}.py" for name in names]
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-n0", "-p", "no:cacheprovider", *files]

@@ -1,4 +1,4 @@
-"""The JSON files of runs, seeds and folds: every single edit of a field is read or refused."""
+"""The JSON files of runs, seeds and folds: an edit of any field is read or refused."""
 
 import json
 import random
@@ -20,6 +20,10 @@ from bert_tasks.report import make_report
 from support.damage import REFUSED, exit_code, field_edits
 from support.training_runs import make_rows
 
+# Every fourth edit is tried. 4 and the number of values have no common divisor, so each field gets one value or two,
+# and each value comes up equally often.
+VALUES = (None, 0, "x", [], {}, 1e308, "\ud800")
+INTERVAL = 4
 SECTIONS = {
     "run": "",
     "seeds": "seeds = [1, 2]\n",
@@ -85,9 +89,19 @@ def sign(copy: Path) -> None:
 
 
 def outcomes(
-    finished: Experiments, folder: str, file: str, values: tuple[object, ...], copy: Path, *, sample: int | None = None
+    finished: Experiments,
+    folder: str,
+    file: str,
+    values: tuple[object, ...],
+    copy: Path,
+    *,
+    interval: int = 1,
+    sample: int | None = None,
 ) -> dict[str, int]:
-    """The exit code of the first command that refuses each edit, or 0. ``sample`` is the number of edits."""
+    """The exit code of the first command that refuses each edit, or 0.
+
+    ``interval``: try every so many edits. ``sample``: try this number of them.
+    """
     source = finished.folder / ("run" if folder == "resumed" else folder)
     is_lines = file.endswith(".jsonl")
     lines = (source / file).read_text("utf-8").splitlines() if is_lines else [(source / file).read_text("utf-8")]
@@ -96,6 +110,7 @@ def outcomes(
         call(copy)
     codes: dict[str, int] = {}
     edits = [(number, *edit) for number, line in enumerate(lines) for edit in field_edits(json.loads(line), values)]
+    edits = edits[::interval]
     if sample is not None:
         edits = random.Random(0).sample(edits, sample)
     for number, name, content in edits:
@@ -136,10 +151,10 @@ def test_some_edits_of_a_field_are_read_or_refused(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("folder", "file"), [*FILES, ("resumed", "metrics.jsonl")])
-def test_all_edits_of_a_field_are_read_or_refused(
+def test_edits_of_every_field_are_read_or_refused(
     folder: str, file: str, finished: Experiments, tmp_path: Path
 ) -> None:
-    codes = outcomes(finished, folder, file, (None, 0, "x", [], {}, 1e308, "\ud800"), tmp_path / "copy")
+    codes = outcomes(finished, folder, file, VALUES, tmp_path / "copy", interval=INTERVAL)
     assert {name: code for name, code in codes.items() if code not in (0, *REFUSED)} == {}
 
 

@@ -1,4 +1,4 @@
-"""Bases of rotary positions, in each form in which config.json may state them; what transformers scales is rejected."""
+"""Bases of rotary positions, in each form in which config.json may state them. Scaling is in test_rotary_scaling.py."""
 
 import copy
 from collections.abc import Callable
@@ -31,6 +31,8 @@ STATED: list[tuple[str, dict[str, Any]]] = [
     ("modernbert", {"rope_parameters": None, "global_rope_theta": 321.0, "local_rope_theta": 7.0}),
     ("modernbert", {"rope_parameters": None, "rope_theta": 321.0}),  # which is no field of it
     ("ultrabert", {"rope_parameters": None, "rope_theta": [7.0, 7.0, 321.0, 7.0]}),
+    ("ultrabert", {"rope_parameters": {"full_attention": {"rope_theta": 321.0}, "sliding_attention": {}}}),
+    ("ultrabert", {"rope_parameters": {"full_attention": {}, "sliding_attention": {"rope_theta": 321.0}}}),
 ]
 
 
@@ -71,7 +73,7 @@ def test_transformers_rejects_one_object_for_all_layers(family: str) -> None:
 
 
 _SMALL = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 3, "intermediate_size": 8, "vocab_size": 9}
-SCALED = ["linear", "dynamic", "yarn", "longrope", "llama3", "proportional", "unknown"]
+SCALED = ["longrope", "llama3", "proportional", "unknown"]
 PLACES: dict[str, Callable[[str], dict[str, Any]]] = {
     "rope_parameters": lambda rope: {"rope_parameters": {"rope_type": rope, "factor": 2.0, "rope_theta": 1e4}},
     "old name": lambda rope: {"rope_parameters": {"type": rope, "factor": 2.0}},
@@ -83,7 +85,7 @@ PLACES: dict[str, Callable[[str], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("family", [*ALIKE, *BY_TYPE])
-def test_scaled_positions_are_rejected_by_name_wherever_they_are_stated(family: str, place: str) -> None:
+def test_other_scalings_are_rejected_by_name_wherever_they_are_stated(family: str, place: str) -> None:
     for rope in SCALED:
         config = {**hf_config(family).to_dict(), **PLACES[place](rope)}
         with pytest.raises(CheckpointError, match=f"config.json: rope_.*{rope}"):

@@ -13,12 +13,15 @@ from support import runs
 pytestmark = pytest.mark.slow  # they start processes; tests/training has signals within one
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code", "options"), [(signal.SIGTERM, 143, []), (signal.SIGINT, 130, ["--set", "optim.epochs=3"])]
+)
 def test_a_signal_saves_and_the_printed_command_goes_on(
-    recipe: Path, straight: Path, number: signal.Signals, code: int
+    recipe: Path, straight: Path, number: signal.Signals, code: int, options: list[str]
 ) -> None:
+    """The command that is printed has the options of the first one, but for --overwrite."""
     folder = recipe.parent
-    program = runs.Program([*runs.CONSOLE, "train", recipe], folder=folder)
+    program = runs.Program([*runs.CONSOLE, "train", "--overwrite", recipe, *options], folder=folder)
     program.until(lambda: runs.steps_done(folder / "run") >= 4)
     program.send(number)
     sent = time.monotonic()
@@ -29,20 +32,12 @@ def test_a_signal_saves_and_the_printed_command_goes_on(
     assert "Traceback" not in ended.err
     assert f"ckpt-{runs.steps_done(folder / 'run')}" == runs.newest(folder / "run").name
     command = shlex.split(ended.err.splitlines()[-1].removeprefix("resume: "))
-    assert command == ["bert-tasks", "train", str(recipe)]
+    assert command == ["bert-tasks", "train", str(recipe), *options]
     again = runs.run([*runs.CONSOLE, *command[1:]], folder=folder)
     assert again.code == 0, again.err
     assert "resumed after step" in again.err
     assert runs.digests(folder / "run") == runs.digests(straight)
     assert runs.events(folder / "run") == runs.events(straight)
-
-
-def test_the_command_to_resume_does_not_overwrite(recipe: Path) -> None:
-    folder = recipe.parent
-    program = runs.Program([*runs.CONSOLE, "train", "--overwrite", recipe, "--set", "optim.epochs=50"], folder=folder)
-    program.until(lambda: runs.steps_done(folder / "run") >= 2)
-    program.send(signal.SIGTERM)
-    assert program.wait().err.splitlines()[-1] == f"resume: bert-tasks train {recipe} --set optim.epochs=50"
 
 
 def test_a_second_signal_ends_at_once_and_loses_nothing_saved(recipe: Path) -> None:

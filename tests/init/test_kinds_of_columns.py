@@ -135,6 +135,7 @@ READ: Mapping[str, tuple[Rows, str]] = {
     "source behind": (table(text=TEXTS, label=MOODS, source=SOURCES), "class: text=text label=label"),
     "unnamed label": (table(review=TEXTS, mood=MOODS), "class: text=review label=mood"),
     "two unnamed": (table(review=TEXTS, mood=MOODS, shop=SOURCES), "class?: text=review label=shop"),
+    "tickets": (table(body=TEXTS, language=SOURCES, queue=MOODS), "class: text=body label=queue"),
     "two named": (table(text=TEXTS, intent=SOURCES, sentiment=MOODS), "class?: text=text label=sentiment"),
     "German": (table(Bewertung=TEXTS, Klasse=("gut", "schlecht")), "class: text=Bewertung label=Klasse"),
     "Greek": (table(κείμενο=TEXTS, ετικέτα=("καλό", "κακό")), "class: text=κείμενο label=ετικέτα"),

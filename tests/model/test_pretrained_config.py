@@ -63,6 +63,7 @@ def test_what_is_stored(folder: Path, tmp_path: Path) -> None:
         },
         "balanced_weights": [],
         "thresholds": [],
+        "promise": "",
         "temperature": 1.0,
     }
     original = json.loads((folder / "config.json").read_text())
@@ -180,7 +181,7 @@ def test_an_unregistered_task_is_stored_by_name_only(folder: Path, tmp_path: Pat
         ({"settings": {"max_length": "x"}}, "key bert_tasks: sequence-classification"),
         ({"settings": {"pooling": "x"}}, "pooling is 'x'"),
         ({"labels": "ab"}, "key bert_tasks: labels must be a list of texts"),
-        ({"thresholds": [0.5]}, "thresholds does not apply to problem_type = 'single_label_classification', only to"),
+        ({"thresholds": [0.5]}, "thresholds: one per label, expected 3 numbers instead of 1"),
         ({"reading": 3}, "reading.columns must name columns"),
         ({"reading": {"delimiter": ";;"}}, "reading: delimiter ';;' is not one character"),
         ({"reading": {"delimiter": 3}}, "reading.delimiter: Input should be a valid string"),

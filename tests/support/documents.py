@@ -14,8 +14,8 @@ import subprocess
 import sys
 import types
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from itertools import zip_longest
+from dataclasses import dataclass, replace
+from itertools import groupby, zip_longest
 from pathlib import Path
 from unittest.mock import patch
 
@@ -31,7 +31,7 @@ EXEMPT = re.compile(r"^(git clone|pip install|make |docker |.*--nnodes|.*--gpus|
 if int8_obstacle() is not None:
     EXEMPT = re.compile(rf"{EXEMPT.pattern}|^bert-tasks (quantize|.*--dtype int8)")
 # A command that needs no shell: outside quotes, it has no character that a shell acts on.
-PLAIN = re.compile(r"""bert-tasks (?:'[^']*'|"[^"$`\\!]*"|[^'"$`\\!|&;<>(){*?#~])*""")
+PLAIN = re.compile(r"""(?:PYTHONPATH=\. )?bert-tasks (?:'[^']*'|"[^"$`\\!]*"|[^'"$`\\!|&;<>(){*?#~])*""")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +53,22 @@ class Block:
     def is_plain(self) -> bool:
         """Whether a shell block is a sequence of `bert-tasks` commands and nothing else."""
         return all(PLAIN.fullmatch(command) for command in self.commands)
+
+    @property
+    def parts(self) -> list["Block"]:
+        """A shell block in parts that are plain or have no plain command. It stays whole if commands need one shell."""
+        unquoted = re.sub(r"'[^']*'", "", self.text)
+        needs_one_shell = re.search(r"\$|(?<!&)&(?!&)|^(?:cd|export) ", unquoted, flags=re.MULTILINE)
+        if self.is_plain or needs_one_shell:
+            return [self]
+        lines = re.sub(r"\\\n\s*", "", self.text).splitlines(keepends=True)
+        groups = groupby(lines, key=lambda line: PLAIN.fullmatch(line.rstrip("\n")) is not None)
+        return [replace(self, text="".join(group)) for _, group in groups]
+
+    @property
+    def finds_modules(self) -> bool:
+        """Whether all commands of a shell block find the modules in the current folder."""
+        return all(command.startswith("PYTHONPATH=. ") for command in self.commands)
 
 
 def blocks(document: str) -> list[Block]:
@@ -122,8 +138,9 @@ class Page:
 
     A Python block whose first line is a comment that names a file is also saved under that name.
 
-    With ``capture``, plain blocks run in this process, because each new one takes seconds to import torch and
-    transformers. Here a command would find the modules that Python blocks save, so after these it has its own process.
+    With ``capture``, plain commands run in this process, because each new one takes seconds to import torch and
+    transformers. Here a command finds the modules that Python blocks save, so after these it has its own process
+    unless it is meant to find them.
     """
 
     def __init__(self, name: str, *, threads: int = 1, capture: pytest.CaptureFixture[str] | None = None) -> None:
@@ -148,7 +165,9 @@ class Page:
         Raises:
             AssertionError: it fails.
         """
-        return self._python(block) if block.language == "python" else self._shell(block)
+        if block.language == "python":
+            return self._python(block)
+        return "".join(self._shell(part) for part in block.parts)
 
     def _python(self, block: Block) -> str:
         named = re.match(r"# (\w+\.py)\n", block.text)
@@ -166,7 +185,8 @@ class Page:
         if not lines:
             return ""
         text = block.text if len(lines) == len(block.commands) else "\n".join(lines)
-        if self.capture is not None and block.is_plain and not self.saved:
+        is_alike = block.is_plain and (not self.saved or block.finds_modules)
+        if self.capture is not None and is_alike:
             code, printed, told = self._call(lines, self.capture)
         else:
             code, printed, told = self._start(text)
@@ -180,7 +200,8 @@ class Page:
         capture.readouterr()
         code: object = 0
         for command in commands:
-            with patch.object(sys, "argv", shlex.split(command)), patch.dict(os.environ, self.environment, clear=True):
+            arguments = shlex.split(command.removeprefix("PYTHONPATH=. "))
+            with patch.object(sys, "argv", arguments), patch.dict(os.environ, self.environment, clear=True):
                 try:
                     main()
                 except SystemExit as end:

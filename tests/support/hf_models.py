@@ -15,7 +15,7 @@ import torch
 import transformers
 from _pytest.mark import ParameterSet
 from torch import Tensor, nn
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel, modeling_rope_utils
 from transformers.models.deberta_v2 import modeling_deberta_v2
 from transformers.models.eurobert import modeling_eurobert
 from transformers.models.gte import modeling_gte
@@ -25,9 +25,10 @@ from transformers.models.ultrabert import modeling_ultrabert
 
 # RoBERTa under other names, and with norms elsewhere.
 ROBERTAS = ("roberta", "xlm-roberta", "camembert", "roberta-prelayernorm", "xlm-roberta-xl")
-# No part of their exported graphs is their own. XLM-RoBERTa and CamemBERT differ from RoBERTa in names and sizes alone,
-# and XLM-RoBERTa XL has the layers of Megatron-BERT and the positions of RoBERTa.
-WITHOUT_OWN_GRAPH = ("xlm-roberta", "camembert", "xlm-roberta-xl")
+# No part of their exported graphs is their own. XLM-RoBERTa and CamemBERT differ from RoBERTa in names and sizes alone.
+# Megatron-BERT and XLM-RoBERTa XL have the layers of RoBERTa-PreLayerNorm and the embeddings of BERT and RoBERTa.
+# NomicBERT has the layers of GTE with the gates of EuroBERT.
+WITHOUT_OWN_GRAPH = ("xlm-roberta", "camembert", "xlm-roberta-xl", "megatron-bert", "nomic_bert")
 # `make test` runs these through the tests marked `every_family` alone.
 LONG_FAMILIES = (
     *(*ROBERTAS[1:], "modernbert", "deberta-v2", "mpnet", "megatron-bert", "ernie", "rembert", "roformer"),
@@ -215,6 +216,30 @@ def hf_model(
     return model
 
 
+class TorchInFloat64:
+    """torch, for functions of transformers that name float32, which become float64."""
+
+    float = float32 = torch.float64
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+
+def hf_frequencies(
+    config: PretrainedConfig, dtype: torch.dtype, *, length: int, layer_type: str | None = None
+) -> tuple[Tensor, float]:
+    """``[D / 2]`` frequencies and the factor of sines and cosines, of a new model for a batch of this length."""
+    parameters = config.rope_parameters if layer_type is None else config.rope_parameters[layer_type]
+    if parameters["rope_type"] == "default":
+        size = getattr(config, "head_dim", config.hidden_size // config.num_attention_heads)
+        return 1.0 / parameters["rope_theta"] ** (torch.arange(0, size, 2, dtype=dtype) / size), 1.0
+    compute = modeling_rope_utils.ROPE_INIT_FUNCTIONS[parameters["rope_type"]]
+    with pytest.MonkeyPatch.context() as patch:
+        if dtype == torch.float64:
+            patch.setattr(modeling_rope_utils, "torch", TorchInFloat64())
+        return compute(config, None, seq_len=length, layer_type=layer_type)
+
+
 def lift_float32_roundings() -> None:
     """Lets transformers' models with rotary positions compute in float64 throughout where their weights are in float64.
 
@@ -224,13 +249,11 @@ def lift_float32_roundings() -> None:
 
     def angles(self: Any, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> tuple[Tensor, Tensor]:
         dtype = torch.promote_types(x.dtype, torch.float32)
-        parameters = self.config.rope_parameters
-        theta = (parameters if layer_type is None else parameters[layer_type])["rope_theta"]
-        size = getattr(self.config, "head_dim", self.config.hidden_size // self.config.num_attention_heads)
-        frequencies = 1.0 / theta ** (torch.arange(0, size, 2, dtype=dtype, device=x.device) / size)
-        turns = position_ids[..., None].to(dtype) * frequencies
+        length = int(position_ids.max()) + 1
+        frequencies, factor = hf_frequencies(self.config, dtype, length=length, layer_type=layer_type)
+        turns = position_ids[..., None].to(dtype) * frequencies.to(x.device)
         both = torch.cat([turns, turns], dim=-1)
-        return both.cos().to(x.dtype), both.sin().to(x.dtype)
+        return (both.cos() * factor).to(x.dtype), (both.sin() * factor).to(x.dtype)
 
     def turned(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, ...]:
         cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
@@ -283,20 +306,27 @@ def widen(model: nn.Module, *, seed: int) -> None:
 
 
 def with_families(
-    cases: Mapping[str, Case], *, families: Callable[[Case], Sequence[str]] = lambda case: FAMILIES, every: bool = True
+    cases: Mapping[str, Case],
+    *,
+    families: Callable[[Case], Sequence[str]] = lambda case: FAMILIES,
+    every: bool = True,
+    in_turn: bool = False,
 ) -> list[ParameterSet]:
-    """Parameters (family, case) of all pairs, of which `make test` runs some.
+    """Parameters (family, case), of which `make test` runs some.
 
     Args:
         cases: by the names that tests bear.
         families: those that a case runs on.
         every: run the first case on every family; else it runs on one, as the other cases do.
+        in_turn: a family has one of the cases and not all.
     """
     parameters = []
     for index, (name, case) in enumerate(cases.items()):
         usual = [family for family in families(case) if family not in LONG_FAMILIES]
         quick = usual if every and index == 0 else [usual[index % len(usual)]]
-        for family in families(case):
+        for number, family in enumerate(families(case)):
+            if in_turn and number % len(cases) != index and family not in quick:
+                continue
             marks = () if family in quick else pytest.mark.slow
             parameters.append(pytest.param(family, case, id=f"{name}-{family}", marks=marks))
     return parameters

@@ -133,14 +133,18 @@ class TaskContract:
     """The suite; ``examples`` are a task's own, by the name that a test bears.
 
     `make test` runs each on one family, and the first on all if ``every_family`` is set. With `make test-slow` each
-    test runs on every family, with one of the examples, so that a family meets them all.
+    test runs on every one of the ``families``, with one of the examples, so that a family meets them all.
     """
 
     examples: ClassVar[Mapping[str, Example]]
+    families: ClassVar[Sequence[str]] = FAMILIES
     every_family: ClassVar[bool] = False
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        cases = with_families(self.examples, families=families_with_head, every=self.every_family)
+        def with_head(example: Example) -> list[str]:
+            return [family for family in families_with_head(example) if family in self.families]
+
+        cases = with_families(self.examples, families=with_head, every=self.every_family)
         tests = sorted(name for name in dir(self) if name.startswith("test_"))
         turn = tests.index(metafunc.function.__name__)
 

@@ -45,7 +45,7 @@ def sentences(labels: Sequence[str]) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.parametrize(("family", "labels"), with_families(TAGGERS, every=False))
+@pytest.mark.parametrize(("family", "labels"), with_families(TAGGERS, every=False, in_turn=True))
 def test_token_classification(
     family: str, labels: tuple[str, ...], by_kind: dict[str, PreTrainedTokenizerBase], tmp_path: Path
 ) -> None:
@@ -75,7 +75,10 @@ def test_token_classification(
 @pytest.mark.parametrize(
     ("family", "names"),
     with_families(
-        {"unnamed": ("LABEL_0", "LABEL_1"), "named": ("end?", "start")}, families=lambda _: WITH_SPAN, every=False
+        {"unnamed": ("LABEL_0", "LABEL_1"), "named": ("end?", "start")},
+        families=lambda _: WITH_SPAN,
+        every=False,
+        in_turn=True,
     ),
 )
 def test_span_extraction(

@@ -154,7 +154,8 @@ class TestMetrics:
         assert fitted.output.scheme == "IOB1"
         assert fitted.fit_rows([{"tags": ["NN"]}]).output.scheme == "raw"
         assert fitted.fit_rows([{"words": []}]) == fitted
-        assert TokenClassification.fitted_names() == ("balanced_weights", "scheme", "temperature", "reads_context")
+        names = ("thresholds", "promise", "balanced_weights", "scheme", "temperature", "reads_context")
+        assert TokenClassification.fitted_names() == names
 
 
 class TestRender:

@@ -144,6 +144,8 @@ def row(line: str) -> dict[str, Any]:
 
 
 class TestContract(TaskContract):
+    # The layouts of segments and positions; the tasks of the package meet every family.
+    families: ClassVar[Sequence[str]] = ("bert", "roberta", "modernbert", "deberta-v2")
     examples: ClassVar[Mapping[str, Example]] = {
         "toy": Example(
             task=WordRegression.of(max_length=24, scale=0.5),

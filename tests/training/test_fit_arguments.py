@@ -63,6 +63,18 @@ def test_the_form_of_the_rows_changes_nothing(checkpoint, tmp_path, plain, form)
     assert evaluate(saved, validation, **reading) == result.metrics
 
 
+@pytest.mark.parametrize("form", ["rows", "file"])
+def test_the_same_call_with_the_same_model_reports_the_finished_run(checkpoint, tmp_path, form):
+    train, validation = (FORMS[form](rows, tmp_path) for rows in (ROWS, OTHERS))
+    reading = {"delimiter": "|", "encoding": "utf-16"} if form == "file" else {}
+    model = TaskModel.from_pretrained(checkpoint, task="sequence-classification", max_length=40)  # without labels
+    first, second = (
+        fit(model, train, validation, output_dir=tmp_path / "run", columns=NAMES, **reading, **QUICK) for _ in range(2)
+    )
+    assert (first.reused, second.reused) == (False, True)
+    assert second.metrics == first.metrics
+
+
 @pytest.mark.parametrize(("names", "form"), [(("False", "True"), "frame"), (("0", "1"), "records")])
 def test_labels_that_pandas_reads_as_numbers_are_those_of_the_file(checkpoint, tmp_path, names, form):
     for name, rows in (("train", ROWS), ("dev", OTHERS)):
@@ -165,6 +177,8 @@ def test_an_unknown_argument_is_told_the_one_that_was_meant(function, name, mean
         ("load_best_model_at_end", "The model ends with the best weights"),
         ("learning_rat", "did you mean 'learning_rate'"),
         ("seeds", "did you mean 'seed'"),
+        ("deepspeed", "A model must fit on one device"),
+        ("compute_metrics", "Use metrics, a function of predictions"),
     ],
 )
 def test_an_argument_of_transformers_or_a_slip_is_told_ours(checkpoint, tmp_path, name, said):

@@ -1,4 +1,4 @@
-"""Two processes, stopped after every step of every kind of task, go on bit for bit."""
+"""Two processes, stopped after every step and in every kind of task, go on bit for bit."""
 
 import json
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from support import runs, stopped_runs
 
 
 @pytest.mark.slow
-def test_two_processes_stopped_at_every_step_end_with_the_same_bits(
+def test_two_stopped_processes_end_with_the_same_bits(
     dropout_checkpoint: Path, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     command = [*runs.TORCHRUN[:-1], "support.stopped_runs", dropout_checkpoint, tmp_path]
@@ -19,6 +19,6 @@ def test_two_processes_stopped_at_every_step_end_with_the_same_bits(
     for rank in (0, 1):
         report = json.loads((tmp_path / f"rank{rank}.json").read_text("utf-8"))
         assert report["processes"] == 2
-        assert len(report["cases"]) == len(stopped_runs.KINDS) * (stopped_runs.STEPS - 1)
+        assert len(report["cases"]) == sum(map(len, stopped_runs.STOPS.values()))
         assert [case for case in report["cases"] if not all(case.values())] == []
     record_property("stopped on two processes", len(report["cases"]))

@@ -1,0 +1,215 @@
+"""Weights with the vocabulary of some texts: these keep their tokens and logits, and other texts still have tokens."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedTokenizerBase,
+)
+
+from bert_tasks import TaskModel, predict
+from bert_tasks.cli import main
+from bert_tasks.errors import CheckpointError, DataError, UsageError
+from bert_tasks.export import export, vocabulary
+from support.small_checkpoints import edit_config, save_checkpoint, tokenizer_of
+from support.small_tokenizers import LINES, MULTILINGUAL_LINES
+from support.task_contract import numbers
+from support.task_examples import CHOICES, MASKED, PAIRS, QUESTIONS, SENTENCES
+
+# The vocabularies lack some of these characters.
+TEXTS = [line[:40] for line in [*LINES[:6], *MULTILINGUAL_LINES[:5]]] + ["a snow☃man", "x" * 120, "[MASK] </s>", ""]
+
+
+def saved(folder: Path, family: str, tokenizer: PreTrainedTokenizerBase) -> Path:
+    """A classifier as this package saves it, because some tokenizers get other segments then."""
+    save_checkpoint(folder.with_suffix(".stock"), family, tokenizer, head="sequence", wide=True, positions=300)
+    return export(folder.with_suffix(".stock"), to="transformers", output=folder).folder
+
+
+def random_texts(seed: int) -> list[str]:
+    """Parts of known lines, with characters of any script between them."""
+    source = random.Random(seed)
+    texts = []
+    for _ in range(24):
+        line = source.choice([*LINES, *MULTILINGUAL_LINES])
+        start = source.randrange(len(line))
+        stranger = chr(source.choice([source.randrange(32, 0x250), source.randrange(0x370, 0xD800), 0x1F600]))
+        texts.append(line[start : start + source.randrange(12)] + stranger + source.choice(line.split()))
+    return texts
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        *("roberta", "albert"),
+        *(
+            pytest.param(family, marks=pytest.mark.slow)
+            for family in ("bert", "xlm-roberta", "camembert", "mpnet", "modernbert", "deberta-v2", "eurobert", "gemma")
+        ),
+    ],
+)
+def test_the_texts_keep_tokens_and_logits(
+    family: str, by_kind: dict[str, PreTrainedTokenizerBase], tmp_path: Path
+) -> None:
+    if family == "gemma":  # the tokenizer of mmBERT, which is a ModernBERT
+        source = saved(tmp_path / "model", "modernbert", by_kind["gemma"])
+    else:
+        source = saved(tmp_path / "model", family, tokenizer_of(family, by_kind))
+    texts = [*TEXTS, *random_texts(0)]
+    smaller = export(source, to="transformers", output=tmp_path / "smaller", vocabulary=[texts]).folder
+    before, after = AutoTokenizer.from_pretrained(source), AutoTokenizer.from_pretrained(smaller)
+    whole = AutoModelForSequenceClassification.from_pretrained(source)
+    part = AutoModelForSequenceClassification.from_pretrained(smaller)
+    assert len(after) == part.config.vocab_size < whole.config.vocab_size
+    assert after.all_special_tokens == before.all_special_tokens
+    padding = [before.convert_ids_to_tokens(whole.config.pad_token_id)]
+    assert after.convert_ids_to_tokens([part.config.pad_token_id]) == padding
+    inputs, others = (tokenizer(texts, texts, padding=True, return_tensors="pt") for tokenizer in (before, after))
+    ids = zip(inputs["input_ids"].flatten().tolist(), others["input_ids"].flatten().tolist(), strict=True)
+    old, new = zip(*sorted(set(ids)), strict=True)
+    assert list(new) == sorted(set(new))  # one to one, in the same order
+    assert before.convert_ids_to_tokens(old) == after.convert_ids_to_tokens(new)
+    with torch.no_grad():
+        torch.testing.assert_close(part(**others).logits, whole(**inputs).logits, rtol=0, atol=1e-5)
+    assert numbers(predict(smaller, texts)) == pytest.approx(numbers(predict(source, texts)), abs=1e-5)
+    source_of_words = random.Random(1)
+    for text in [*random_texts(1), *texts]:
+        ids = after(text)["input_ids"]
+        assert max(ids) < len(after)
+        # Other words of the same characters are unknown only if they were.
+        shuffled = "".join(source_of_words.sample(text, len(text)))
+        was_unknown = before.unk_token_id in before(shuffled)["input_ids"]
+        if text in texts and not was_unknown:
+            assert after.unk_token_id not in after(shuffled)["input_ids"]
+
+
+def test_byte_level_bpe_reads_every_text(bpe_tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    source = saved(tmp_path / "model", "roberta", bpe_tokenizer)
+    smaller = export(source, to="transformers", output=tmp_path / "smaller", vocabulary=[["a cold wind"]]).folder
+    tokenizer = AutoTokenizer.from_pretrained(smaller)
+    assert len(tokenizer) < 290  # 256 bytes, 5 special tokens and a few pieces
+    for text in [*LINES, *MULTILINGUAL_LINES, "🤗\u0000"]:
+        assert tokenizer.decode(tokenizer(text, add_special_tokens=False)["input_ids"]) == text
+
+
+def test_the_published_model(embedded_model: Path, tmp_path: Path) -> None:
+    """Characters stay if a kept piece has a character of their script. The model opens again with its settings."""
+    model = TaskModel.from_pretrained(embedded_model, task="text-classification", labels=["no", "yes"], max_length=16)
+    result = export(model, to="transformers", output=tmp_path / "smaller", vocabulary=[[*LINES, "Слон"]])
+    measured = result.record["vocabulary"]
+    assert (measured["rows"], measured["before"]["pieces"]) == (21, 30522)
+    size = sum(path.stat().st_size for path in result.folder.glob("*.safetensors"))
+    assert measured["after"]["mib"] == pytest.approx(size / 2**20, rel=0.01)
+    saved_rows = (measured["before"]["pieces"] - measured["after"]["pieces"]) * model.config.embedding_size * 4
+    assert measured["before"]["mib"] - measured["after"]["mib"] == pytest.approx(saved_rows / 2**20)
+    assert f"vocabulary: {measured['after']['pieces']:,} of 30,522 pieces" in result.lines()
+    assert sorted(path.name for path in result.folder.iterdir()) == [
+        "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"
+    ]  # fmt: skip
+    tokenizer = AutoTokenizer.from_pretrained(result.folder)
+    assert tokenizer.tokenize("zyx ждф 漢") == ["z", "##y", "##x", "ж", "##д", "##ф", "[UNK]"]
+    assert TaskModel.from_pretrained(result.folder).task == model.task
+
+
+@pytest.mark.parametrize(
+    ("task", "rows"),
+    [
+        ("pair-classification", PAIRS),
+        ("token-classification", SENTENCES),
+        ("span-extraction", QUESTIONS),
+        ("multiple-choice", CHOICES),
+    ],
+)
+def test_rows_of_other_tasks(task: str, rows: Any, checkpoint: Path, tmp_path: Path) -> None:
+    """Long texts are truncated after the same tokens, because texts are read whole."""
+    model = TaskModel.from_pretrained(checkpoint, task=task)
+    labels = {"token-classification": ["O", "B-X"], "pair-classification": ["no", "yes"]}.get(task)
+    if labels is not None:
+        model = TaskModel.from_pretrained(checkpoint, task=task, labels=labels, max_length=8, **_overlap(task))
+    data = [dict(row) for row in rows]
+    result = export(model, to="transformers", output=tmp_path / "smaller", vocabulary=[data])
+    assert result.record["vocabulary"]["after"]["pieces"] < model.config.vocab_size
+    assert numbers(predict(result.folder, data)) == pytest.approx(numbers(predict(model, data)), abs=1e-6)
+
+
+def _overlap(task: str) -> dict[str, int]:
+    return {"doc_stride": 2} if task == "token-classification" else {}
+
+
+@pytest.mark.parametrize(("family", "is_tied"), [("roberta", True), ("eurobert", False)])
+def test_masked_language_models(
+    family: str, is_tied: bool, by_kind: dict[str, PreTrainedTokenizerBase], tmp_path: Path
+) -> None:
+    """The decoder and its bias have the same rows as the table. Pieces that are gone cannot be predicted."""
+    save_checkpoint(tmp_path / "base", family, tokenizer_of(family, by_kind), wide=True)
+    edit_config(tmp_path / "base", tie_word_embeddings=is_tied)
+    model = TaskModel.from_pretrained(tmp_path / "base", task="masked-language-modeling", max_length=24)
+    with torch.no_grad():
+        for parameter in model.head.parameters():
+            parameter.normal_(std=0.5)  # the bias, too
+    source = export(model, to="transformers", output=tmp_path / "whole").folder
+    texts = [row["text"].replace("[MASK]", model.tokenizer.mask_token) for row in MASKED]
+    smaller = export(model, to="transformers", output=tmp_path / "smaller", vocabulary=texts_file(tmp_path, texts))
+    before, after = AutoTokenizer.from_pretrained(source), AutoTokenizer.from_pretrained(smaller.folder)
+    kept = before.convert_tokens_to_ids(after.convert_ids_to_tokens(range(len(after))))
+    whole = AutoModelForMaskedLM.from_pretrained(source)
+    part = AutoModelForMaskedLM.from_pretrained(smaller.folder)
+    for text in texts:
+        expected = whole(**before(text, return_tensors="pt")).logits[..., kept]
+        torch.testing.assert_close(part(**after(text, return_tensors="pt")).logits, expected)
+    assert len(predict(smaller.folder, [dict(MASKED[0])])[0].masks) == 1
+
+
+def texts_file(folder: Path, texts: list[str]) -> Path:
+    path = folder / "texts.txt"
+    path.write_text("\n".join(texts) + "\n")
+    return path
+
+
+def test_the_command_reads_several_files(
+    bpe_tokenizer: PreTrainedTokenizerBase,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source = saved(tmp_path / "model", "roberta", bpe_tokenizer)
+    (tmp_path / "train.csv").write_text("text,label\na cold wind,x\n")
+    paths = [str(tmp_path / "train.csv"), str(texts_file(tmp_path, LINES))]
+    options = ["--to", "transformers", "--vocabulary", paths[0], "--vocabulary", paths[1]]
+    command = ["bert-tasks", "export", str(source), *options, "--output", str(tmp_path / "smaller"), "--json"]
+    monkeypatch.setattr("sys.argv", command)
+    assert ended_with() == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["vocabulary"]["rows"] == 1 + len(LINES)
+    monkeypatch.setattr("sys.argv", [*command, "--overwrite"])
+    assert ended_with() == 0
+
+
+def ended_with() -> Any:
+    """The exit code of the command."""
+    try:
+        main()
+    except SystemExit as error:
+        return error.code or 0
+    return 0
+
+
+def test_what_is_refused(
+    bpe_tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = saved(tmp_path / "model", "roberta", bpe_tokenizer)
+    with pytest.raises(UsageError, match=r"a smaller vocabulary is for weights\. Set to='transformers'"):
+        export(source, to="onnx", output=tmp_path / "other", vocabulary=[["a"]])
+    with pytest.raises(DataError, match="there is no row whose pieces could be the vocabulary"):
+        export(source, to="transformers", output=tmp_path / "other", vocabulary=[[]])
+    monkeypatch.setattr(vocabulary, "_merged_pieces", lambda pieces, merges: set())
+    with pytest.raises(CheckpointError, match="other tokens or logits with a smaller vocabulary, so export wrote no"):
+        export(source, to="transformers", output=tmp_path / "other", vocabulary=[LINES])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "model.stock"]
