@@ -26,6 +26,7 @@ from bert_tasks.cli.options import (
     AsJson,
     DataOrPipe,
     LabelledRowErrors,
+    ModelFolder,
     ModelName,
     NewFolder,
     Overwrite,
@@ -462,7 +463,7 @@ def export(
 @app.command("quantize")
 @shared_options(reading=read_options)
 def quantize(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder of a model or run.")],
+    model: ModelFolder,
     data: Annotated[Path, typer.Argument(metavar="FILE", help="Rows like those to predict. The first 600 are read.")],
     reading: "ReadOptions",
     task: Annotated[str | None, model_option(metavar="NAME", help="Task, or embedding for an encoder.")] = None,
@@ -483,7 +484,7 @@ def quantize(
 @app.command("calibrate")
 @shared_options(reading=read_options)
 def calibrate(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder of a model or run.")],
+    model: ModelFolder,
     data: Annotated[Path, typer.Argument(metavar="FILE", help="Labelled rows, not used for training or validation.")],
     reading: "ReadOptions",
     precision: Annotated[float | None, typer.Option(metavar="SHARE", help="Lowest precision of each label.")] = None,

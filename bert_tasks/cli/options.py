@@ -32,6 +32,7 @@ OutputDir = Annotated[
     Path | None,
     typer.Option("--output-dir", "-o", metavar="FOLDER", help="Folder of the run. Default: run.output_dir."),
 ]
+ModelFolder = Annotated[str, typer.Argument(metavar="MODEL", help="Folder of a model or run.")]
 ModelName = Annotated[
     str, typer.Argument(metavar="MODEL", help="Folder of a model or run, hub id, or package:NAME/PATH.")
 ]

@@ -86,15 +86,13 @@ def _new_ids(model: TaskModel, chunks: Iterable[list[Row]]) -> dict[int, int]:
     kept = {*tokenizer.all_special_ids, *(token["id"] for token in content["added_tokens"]), model.config.pad_token_id}
     vocabulary, settings = tokenizer.get_vocab(), content["model"]
     pieces = {piece for piece, number in vocabulary.items() if number in used - kept}
-    unchanged = model.config.position_offset  # RoBERTa's positions count from the id of padding
     if settings["type"] == "BPE":
         pieces |= _merged_pieces(pieces, settings["merges"])
     elif settings["type"] == "Unigram":
         pieces.add(min(settings["vocab"], key=lambda entry: entry[1])[0])
-        unchanged = max(unchanged, settings["unk_id"] + 1)  # which classes of transformers expect at its place
     pieces |= _fallback(pieces, vocabulary)
     kept.update(vocabulary[piece] for piece in pieces if piece in vocabulary)
-    return {number: place for place, number in enumerate(sorted(kept.union(range(unchanged))))}
+    return {number: place for place, number in enumerate(sorted(kept))}
 
 
 def _merged_pieces(pieces: Iterable[str], merges: Sequence[Sequence[str]]) -> set[str]:

@@ -65,8 +65,8 @@ def calibrate(
         CheckpointError: The model cannot be loaded, or its folder cannot be written.
 
     Examples:
-        >>> calibrate("runs/first", "held_out.csv", error_rate=0.2)["coverage"]
-        1.0
+        >>> calibrate("runs/first", "held_out.csv", error_rate=0.2)["coverage"] > 0.5
+        True
     """
     check_path(model, CheckpointError)
     options = ReadOptions.from_arguments(calibrate, reading)

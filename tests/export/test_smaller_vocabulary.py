@@ -33,6 +33,12 @@ def saved(folder: Path, family: str, tokenizer: PreTrainedTokenizerBase) -> Path
     return export(folder.with_suffix(".stock"), to="transformers", output=folder).folder
 
 
+def unknown_score(folder: Path) -> float | None:
+    """The lowest score of Unigram, from which that of unknown characters is computed."""
+    model = json.loads((folder / "tokenizer.json").read_text())["model"]
+    return min(score for _, score in model["vocab"]) if model["type"] == "Unigram" else None
+
+
 def random_texts(seed: int) -> list[str]:
     """Parts of known lines, with characters of any script between them."""
     source = random.Random(seed)
@@ -76,6 +82,7 @@ def test_the_texts_keep_tokens_and_logits(
     old, new = zip(*sorted(set(ids)), strict=True)
     assert list(new) == sorted(set(new))  # one to one, in the same order
     assert before.convert_ids_to_tokens(old) == after.convert_ids_to_tokens(new)
+    assert unknown_score(smaller) == unknown_score(source)
     with torch.no_grad():
         torch.testing.assert_close(part(**others).logits, whole(**inputs).logits, rtol=0, atol=1e-5)
     assert numbers(predict(smaller, texts)) == pytest.approx(numbers(predict(source, texts)), abs=1e-5)
@@ -90,13 +97,48 @@ def test_the_texts_keep_tokens_and_logits(
             assert after.unk_token_id not in after(shuffled)["input_ids"]
 
 
-def test_byte_level_bpe_reads_every_text(bpe_tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
-    source = saved(tmp_path / "model", "roberta", bpe_tokenizer)
+@pytest.mark.parametrize(("family", "kind"), [("roberta", "bpe"), ("modernbert", "gemma")])
+def test_a_tokenizer_with_bytes_reads_every_text(
+    family: str, kind: str, by_kind: dict[str, PreTrainedTokenizerBase], tmp_path: Path
+) -> None:
+    source = saved(tmp_path / "model", family, by_kind[kind])
     smaller = export(source, to="transformers", output=tmp_path / "smaller", vocabulary=[["a cold wind"]]).folder
     tokenizer = AutoTokenizer.from_pretrained(smaller)
-    assert len(tokenizer) < 290  # 256 bytes, 5 special tokens and a few pieces
-    for text in [*LINES, *MULTILINGUAL_LINES, "🤗\u0000"]:
+    assert len(tokenizer) < 330  # 256 bytes, 5 special tokens, characters and a few pieces
+    for text in [*LINES, *MULTILINGUAL_LINES, "🤗"]:
         assert tokenizer.decode(tokenizer(text, add_special_tokens=False)["input_ids"]) == text
+
+
+@pytest.mark.parametrize("processor", ["TemplateProcessing", "RobertaProcessing"])
+def test_special_tokens_behind_the_pieces(
+    processor: str, modern_tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    """As in published ModernBERT checkpoints. Their ids change in config.json and in the post-processor, too."""
+    modern_tokenizer.save_pretrained(tmp_path)
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    ids = {piece: (number - 5) % 600 for piece, number in content["model"]["vocab"].items()}  # 5 special tokens
+    content["model"]["vocab"] = dict(sorted(ids.items(), key=lambda pair: pair[1]))
+    for token in content["added_tokens"]:
+        token["id"] = ids[token["content"]]
+    for piece, token in content["post_processor"]["special_tokens"].items():
+        token["ids"] = [ids[piece]]
+    if processor == "RobertaProcessing":
+        ends = {role: [f"[{role.upper()}]", ids[f"[{role.upper()}]"]] for role in ("sep", "cls")}
+        content["post_processor"] = {"type": processor, **ends, "trim_offsets": True, "add_prefix_space": False}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    before = AutoTokenizer.from_pretrained(tmp_path)
+    assert before.pad_token_id == 595
+    save_checkpoint(tmp_path / "model", "modernbert", before, head="sequence", wide=True, positions=300)
+    edit_config(tmp_path / "model", pad_token_id=595, cls_token_id=596, sep_token_id=597, bos_token_id=None)
+    smaller = export(tmp_path / "model", to="transformers", output=tmp_path / "smaller", vocabulary=[LINES[:5]]).folder
+    after = AutoTokenizer.from_pretrained(smaller)
+    config = json.loads((smaller / "config.json").read_text())
+    for role in ("pad", "cls", "sep"):
+        assert config[f"{role}_token_id"] == getattr(after, f"{role}_token_id") < len(after) < 595
+    assert config["bos_token_id"] is None
+    tokens = [tokenizer.convert_ids_to_tokens(tokenizer(LINES[0])["input_ids"]) for tokenizer in (before, after)]
+    assert tokens[0] == tokens[1]
+    assert (tokens[1][0], tokens[1][-1]) == ("[CLS]", "[SEP]")
 
 
 def test_the_published_model(embedded_model: Path, tmp_path: Path) -> None:

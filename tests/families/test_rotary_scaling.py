@@ -126,6 +126,15 @@ def test_the_lengths_of_sequences_need_their_starts_only() -> None:
     assert found[2] <= 1
 
 
+@pytest.mark.parametrize("kind", SCALINGS)
+def test_a_training_step_waits_for_no_number(kind: str) -> None:
+    """On the meta device, a number that the host needs is an error."""
+    ours = ours_from(scaled("modernbert", kind), "token").train()
+    packed = packed_batch(ours, random_batch("modernbert", lengths=(17, 1, 80, 30))).to(torch.device("meta"))
+    torch.autograd.backward(ours.to("meta")(packed).sum())
+    assert ours.get_parameter("encoder.layers.0.attention.qkv.weight").grad.shape == (108, 36)
+
+
 def drawn(chance: random.Random) -> dict[str, Any]:
     """Any scaling, with or without the fields that have defaults."""
     kind = chance.choice(("linear", "dynamic", "yarn"))
