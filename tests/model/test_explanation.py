@@ -54,10 +54,10 @@ QUESTIONS = (
 # Every family explains texts, and in turn one other kind of rows, if transformers has the head for it. What differs
 # between families is the encoder, which all kinds share.
 OTHER_KINDS = {
-    "pairs": FAMILIES[0::4],
+    "pairs": FAMILIES[3::4],
     "span": [family for family in FAMILIES[1::4] if family in WITH_SPAN],
     "choice": [family for family in FAMILIES[2::4] if family in WITH_CHOICE],
-    "tags": FAMILIES[3::4],
+    "tags": FAMILIES[0::4],
 }
 TOKENIZERS = ("wordpiece", "bpe", "unigram", "multilingual", "french", "mpnet", "modern", "deberta", "llama", "gemma")
 
