@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ("README.md", "docs/benchmarks.md")
+PAGES = ("README.md", "docs/benchmarks.md", "docs/comparison.md")
 CHART = "docs/images/speed.svg"
 FILES = {
     "training": ("train_throughput_epyc_zen3.json",),

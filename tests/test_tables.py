@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-PAGES = ("README.md", "docs/benchmarks.md")
+PAGES = ("README.md", "docs/benchmarks.md", "docs/comparison.md")
 CHART = "docs/images/speed.svg"
 Tables = Callable[..., str]
 

@@ -8,7 +8,6 @@ import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import Any
 
 # A regular expression over classes of characters. It matches an abbreviation (U.S.), a word, with marks between letters
 # or digits (state-of-the-art, 3.5, O'Neill), a Chinese or Japanese character, or one character of punctuation.
@@ -79,7 +78,7 @@ def located_words(words: Sequence[str], text: str | None) -> tuple[str, str, lis
     return "words", " ".join(words), places
 
 
-def context_texts(row: Mapping[str, Any]) -> dict[str, str]:
+def context_texts(row: Mapping[str, object]) -> dict[str, str]:
     """Returns what a tagger reads before the words of a row, by column: its question, if any, and its context.
 
     A row whose context is missing or blank has nothing before its words. A question is read only before a context.
@@ -91,7 +90,7 @@ def context_texts(row: Mapping[str, Any]) -> dict[str, str]:
     texts: dict[str, str] = {}
     for name in ("question", "context"):
         text = row.get(name)
-        if text is not None and text.strip() != "":
+        if isinstance(text, str) and text.strip() != "":
             texts[name] = text
     if "context" not in texts:
         return {}

@@ -6,9 +6,9 @@ from statistics import fmean
 
 from bert_tasks.data.columns import Row
 from bert_tasks.data.conll import entities
-from bert_tasks.data.words import located_words
+from bert_tasks.data.words import context_texts, located_words
 from bert_tasks.metrics.classification import MISSED
-from bert_tasks.outputs.explanation import Explanation
+from bert_tasks.outputs.explanation import ExplainedLogit, Explanation
 from bert_tasks.outputs.prediction import Prediction
 
 
@@ -91,3 +91,30 @@ def entity_spans(
         )
         spans.append(span)
     return tuple(spans)
+
+
+def entity_logits(
+    prediction: TokenPrediction, row: Row, tokens: Sequence[tuple[int, int]], labels: Sequence[str]
+) -> Iterator[ExplainedLogit]:
+    """Yields for each entity of a row the mean logit of its words' predicted tags, for explanations.
+
+    Args:
+        prediction: The prediction for the row.
+        row: The row.
+        tokens: The feature of each word, and the token that is read for it there.
+        labels: The labels, in the order of the logits.
+    """
+    column, text, places = located_words(row["words"], row.get("text"))
+    for entity in entities(prediction.tags):
+        terms = []
+        # One weight for all words, so that a long entity is explained on the scale of a short one.
+        for word in range(entity.start, entity.end):
+            window, token = tokens[word]
+            place = token * len(labels) + labels.index(prediction.tags[word])
+            terms.append((window, place, 1 / (entity.end - entity.start)))
+        yield ExplainedLogit(
+            label=entity.type,
+            texts={**context_texts(row), column: text},
+            terms=tuple(terms),
+            words={column: places},
+        )

@@ -18,7 +18,6 @@ from bert_tasks.data.columns import Column, Row
 from bert_tasks.data.conll import (
     Scheme,
     detect_scheme,
-    entities,
     forbidden_steps,
     invalid_transitions,
     label_scheme,
@@ -27,7 +26,7 @@ from bert_tasks.data.conll import (
 from bert_tasks.data.features import token_batches
 from bert_tasks.data.known_labels import known_tags
 from bert_tasks.data.profile import listed
-from bert_tasks.data.words import context_texts, located_words
+from bert_tasks.data.words import context_texts
 from bert_tasks.encoder import crf
 from bert_tasks.encoder.config import HeadKind
 from bert_tasks.encoder.packing import PackedBatch
@@ -60,7 +59,7 @@ from bert_tasks.outputs.sections import ReportSections
 from bert_tasks.outputs.settings import fitted, per_label, require
 from bert_tasks.outputs.tag_prediction import EntitySpan as EntitySpan
 from bert_tasks.outputs.tag_prediction import TokenPrediction as TokenPrediction
-from bert_tasks.outputs.tag_prediction import entity_candidates, without_entities
+from bert_tasks.outputs.tag_prediction import entity_candidates, entity_logits, without_entities
 from bert_tasks.outputs.tag_prediction import entity_spans as entity_spans
 from bert_tasks.outputs.tag_report import label_word, tag_sections
 from bert_tasks.outputs.thresholds import ThresholdOutput
@@ -412,21 +411,7 @@ class Tags(ThresholdOutput[TokenPrediction]):
         remaining = iter(word_places(compact, features, self.labels))
         for prediction, row in zip(predictions, rows, strict=True):
             tokens = list(islice(remaining, len(prediction.words)))  # one for each word of the row
-            column, text, places = located_words(row["words"], row.get("text"))
-            for entity in entities(prediction.tags):
-                terms = []
-                # One weight for all words, so that a long entity is explained on the scale of a short one.
-                for word in range(entity.start, entity.end):
-                    window, token = tokens[word]
-                    place = token * self.size + self.labels.index(prediction.tags[word])
-                    terms.append((window, place, 1 / (entity.end - entity.start)))
-                logit = ExplainedLogit(
-                    label=entity.type,
-                    texts={**context_texts(row), column: text},
-                    terms=tuple(terms),
-                    words={column: places},
-                )
-                logits.append(logit)
+            logits += entity_logits(prediction, row, tokens, self.labels)
         return logits
 
     def with_explanations(

@@ -59,7 +59,8 @@ def word_logits(compact: Sequence[Tensor], features: Sequence[Feature], labels: 
     places = word_places(compact, features, labels)
     if len(places) == len(logits):  # every token that is read is the first of another word
         return logits
-    starts = list(accumulate(map(len, compact), initial=0))  # where the logits of each feature begin
+    lengths = [len(of_feature) for of_feature in compact]
+    starts = list(accumulate(lengths, initial=0))  # where the logits of each feature begin
     read = [starts[number] + token for number, token in places]
     return logits.index_select(0, torch.tensor(read, dtype=torch.long))
 

@@ -136,12 +136,19 @@ class TokenClassification(Task[TokenPrediction]):
 
         Raises:
             DataError: ``context_tokens`` is set and no row has a document, or the output cannot be fitted.
+            UsageError: A row has a context, with which the settings cannot be combined.
         """
         if self.context_tokens:
             if isinstance(rows, Iterator):  # which can be read only once
                 rows = list(rows)
             self._check_documents(rows)
-        return super().fit_rows(rows)
+        fitted = super().fit_rows(rows)
+        if fitted.output.reads_context:
+            reason = "but a row has a context, of which several windows may read one word"
+            require(not self.output.crf, f"crf = true scores all words of a row once, {reason}", UsageError)
+            reason = "but a row has a context of its own"
+            require(self.context_tokens == 0, f"context_tokens reads the rows around, {reason}", UsageError)
+        return fitted
 
     def _check_documents(self, rows: Iterable[Row]) -> None:
         if all(row.get("document") is None for row in rows):
@@ -156,7 +163,7 @@ class TokenClassification(Task[TokenPrediction]):
             return _EXAMPLES
         return [{**row, "context": _NOTICE} for row in _GROUNDED_EXAMPLES]
 
-    def pipeline_inputs(self, row: Row) -> Sequence[Any]:
+    def pipeline_inputs(self, row: Row) -> Sequence[list[str]]:
         """Returns the words of a row, behind its context as a list of one text, if it has one."""
         texts = context_texts(row)
         if not texts:
@@ -167,8 +174,8 @@ class TokenClassification(Task[TokenPrediction]):
         repeated = 0
         for row in rows:
             # The words are read with each part of the context, of which there are more if windows are shorter.
-            context = sum(map(len, context_texts(row).values()))
-            repeated += context * sum(map(len, row["words"])) // self.max_length
+            context = len(joined(context_texts(row)))
+            repeated += context * len(" ".join(row["words"])) // self.max_length
         if repeated > MOST_CHARACTERS:
             raise DataError(
                 f"the words are read with each part of the context, which repeats about {repeated:,} characters, and "
@@ -216,15 +223,12 @@ class TokenClassification(Task[TokenPrediction]):
     def _contexts(self, rows: Sequence[Row], tokenizer: "PreTrainedTokenizerBase") -> list[Context | None]:
         """Returns the context of each row, or None for a row without one.
 
-        Raises:
-            UsageError: The settings cannot be combined with a context.
+        Tasks that cannot be trained with a context (see ``fit_rows``) do not read it. Rows of several tasks may have
+        one for another task.
         """
+        if self.output.crf or self.context_tokens > 0:
+            return [None] * len(rows)
         texts = [context_texts(row) for row in rows]
-        if any(texts):
-            reason = "but a row has a context, of which several windows may read one word"
-            require(not self.output.crf, f"crf = true scores all words of a row once, {reason}", UsageError)
-            reason = "but a row has a context of its own"
-            require(self.context_tokens == 0, f"context_tokens reads the rows around, {reason}", UsageError)
         return contexts_of(texts, tokenizer, max_length=self.max_length, overlap=self.doc_stride)
 
     def _split(

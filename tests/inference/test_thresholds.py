@@ -124,7 +124,9 @@ def test_predictions_of_the_rows_keep_the_promise(trained: tuple[str, Path], met
 def test_thresholds_are_stored_applied_and_saved_again(trained: tuple[str, Path], tmp_path: Path) -> None:
     kind, model = trained
     folder, rows = copied(model, tmp_path / "model"), held_out(kind)
-    calibrate(folder, rows, error_rate=0.06, confidence=0.6)  # stricter thresholds, which must not count any more
+    entry = stored(folder)
+    count = len(TaskModel.from_pretrained(folder).task.output.labels)
+    edit_config(folder, bert_tasks={**entry, "thresholds": [0.999] * count})  # which must not count any more
     results = calibrate(folder, rows, error_rate=0.3, confidence=0.9)
     assert results == calibrate(copied(model, tmp_path / "other"), rows, error_rate=0.3, confidence=0.9)
     opened = TaskModel.from_pretrained(folder)

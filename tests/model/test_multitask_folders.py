@@ -337,10 +337,11 @@ def test_the_server_answers_with_all_heads(run: Path) -> None:
         == "no input of any task. The tasks read 'text' (intent), 'words' or 'text' (slots)."
     )
     assert long.json()["detail"][0]["msg"] == "51 characters, at most 50 are read"
-    assert [column["name"] for column in about["columns"]] == ["text", "words", "document"]
+    names = ["text", "words", "document", "question", "context"]
+    assert [column["name"] for column in about["columns"]] == names
     operation = document["paths"]["/predict"]["post"]
     schema = operation["requestBody"]["content"]["application/json"]["schema"]
-    assert schema["$defs"]["Row"]["properties"].keys() == {"text", "words", "document"}
+    assert schema["$defs"]["Row"]["properties"].keys() == set(names)
     assert "required" not in schema["$defs"]["Row"]
     assert {"ClassPrediction", "TokenPrediction"} < document["components"]["schemas"].keys()
     jsonschema.validate(several.json(), TypeAdapter(answers_schema(model.tasks)).json_schema(mode="serialization"))

@@ -281,10 +281,25 @@ class TestData:
 
 
 class TestRefusals:
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"crf": True}, "crf = true scores all words of a row once, but a row has a context"),
+            ({"context_tokens": 8}, "context_tokens reads the rows around, but a row has a context"),
+        ],
+    )
+    def test_tasks_that_cannot_be_trained_with_a_context_do_not_read_it(
+        self, changes: dict[str, Any], message: str, wordpiece_tokenizer: PreTrainedTokenizerBase
+    ) -> None:
+        task = TASK.with_settings(**changes)
+        row = {**grounded(LINES[0], LONG), "document": "1"}
+        with pytest.raises(UsageError, match=message):
+            task.fit_rows([row])
+        without = {name: value for name, value in row.items() if name not in ("question", "context")}
+        assert task.features([row], wordpiece_tokenizer) == task.features([without], wordpiece_tokenizer)
+
     def test_what_a_context_cannot_be_combined_with(self, wordpiece_tokenizer: PreTrainedTokenizerBase) -> None:
         cases: list[tuple[dict[str, Any], type[Exception], str]] = [
-            ({"crf": True}, UsageError, "crf = true scores all words of a row once, but a row has a context"),
-            ({"context_tokens": 8}, UsageError, "context_tokens reads the rows around, but a row has a context"),
             ({"max_length": 6, "doc_stride": 0}, UsageError, "a context and a text need 7 tokens or more"),
             ({"labels": ("OK", "BAD")}, DataError, "the label 'O', which the model does not have"),
         ]

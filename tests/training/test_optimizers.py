@@ -160,5 +160,5 @@ def test_hooks_see_steps_evaluations_and_checkpoints(checkpoint, tmp_path):
     result = fit(load_model(checkpoint), ROWS, ROWS[:4], output_dir=tmp_path, callback=hooks, **{**QUICK, "epochs": 3})
     assert (hooks.steps, hooks.saved) == ([0, 1, 2, 3], ["ckpt-2", "ckpt-4"])
     assert (result.steps, result.stopped_early) == (4, True)
-    with pytest.raises(UsageError, match="callback: expected a function or a TrainerCallback, got a int"):
+    with pytest.raises(UsageError, match=r"callback: expected a function or a bert_tasks.TrainerCallback, got a int"):
         fit(load_model(checkpoint), ROWS, output_dir=tmp_path / "other", callback=3, **QUICK)
