@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from huggingface_hub.utils import httpx
+from huggingface_hub.errors import HTTPError
 
 from bert_tasks.checkpoints.hub import fold_runs, resolve
 from bert_tasks.errors import CheckpointError, UsageError
@@ -196,7 +196,7 @@ def test_no_hub_listening(hub: HubServer, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (httpx.ReadTimeout("slow"), r"connection to the hub failed \(ReadTimeout\)"),
+        (HTTPError("slow"), r"connection to the hub failed \(HTTPError\)"),
         (OSError(28, "No space left on device"), "download failed .*No space left"),
     ],
 )
