@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from huggingface_hub import CommitOperationAdd, HfApi, constants, errors, get_token
-from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # of the HTTP client that it uses
-from huggingface_hub.utils import validate_repo_id
+from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # of its HTTP client
+from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # exported at run time only
 
 from bert_tasks.cards.card import CARD, write_card
 from bert_tasks.checkpoints.hub import CONFIG, PICKLES, REFUSED_TOKEN, is_model_file, model_folder

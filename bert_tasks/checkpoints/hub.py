@@ -232,7 +232,7 @@ def _snapshot(name: str, revision: str | None, patterns: list[str]) -> Path:
     Each error of huggingface_hub means something else to the user, so each has a message that says what to do.
     """
     from huggingface_hub import errors, snapshot_download  # imported late, because it costs start-up time
-    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # of the HTTP client that it uses
+    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # of its HTTP client
 
     where = name
     if revision is not None:

@@ -20,6 +20,7 @@ from bert_tasks.checkpoints.hub import ACTIVATION_RANGES
 from bert_tasks.checkpoints.save import save_tensors
 from bert_tasks.cli.app import app
 from bert_tasks.data.columns import Row
+from bert_tasks.encoder.cpu import slow_bfloat16
 from bert_tasks.encoder.int8 import int8_obstacle
 from bert_tasks.errors import BertTasksError, CheckpointError, DataError, NotFiniteScoresError, UsageError
 from bert_tasks.export import export
@@ -361,6 +362,15 @@ def test_a_machine_without_int8_is_told(
         predict(model_of(bases, "single"), CLASSIFIED, dtype="int8")
     with pytest.raises(UsageError, match=message):
         quantize(bases / "bert", CLASSIFIED, task="embedding")
+
+
+def test_an_older_torch_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch 2.10 does not tell which instructions the processor has."""
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
+    assert slow_bfloat16() is None
+    message = int8_obstacle.__wrapped__()
+    assert message == f"it needs torch 2.11 or newer, and this is torch {torch.__version__}"
 
 
 # Processes
