@@ -3,9 +3,12 @@
 PYTHON ?= python3
 PYTEST_WORKERS ?= 2
 
+# `test-oldest` overrides these.
 VENV := .venv
+CONSTRAINTS := constraints.txt
+WARNINGS :=
 BIN := $(CURDIR)/$(VENV)/bin
-PIP := $(BIN)/python -m pip --quiet install --constraint constraints.txt
+PIP := $(BIN)/python -m pip --quiet install --constraint $(CONSTRAINTS)
 WHEELS := build/wheel
 SOURCES := $(shell find bert_tasks -type d ! -name __pycache__ -o -name '*.py' -o -name '*.html' -o -name '*.css' -o -name '*.md' -o -name py.typed)
 
@@ -26,7 +29,7 @@ CAMPAIGN := env PYTHONPATH=tests:campaigns PYTHONSAFEPATH=1 OMP_NUM_THREADS=1 HF
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help quickstart test test-slow durations gpu engines faults fuzz mutants soak docs site lint clean
+.PHONY: help quickstart test test-installed test-oldest test-slow durations gpu engines faults fuzz mutants soak docs site lint clean
 
 help:  ## print this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)$$/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -34,8 +37,14 @@ help:  ## print this list
 quickstart: $(DEPENDENCIES)quickstart $(PACKAGE)  ## fine-tune published weights on a small data set and predict
 	"$(BIN)/python" recipes/quickstart.py
 
-test: lint $(DEPENDENCIES)dev $(PACKAGE) build/testrun  ## lint, then the tests against the installed wheel
-	$(PYTEST)
+test: lint test-installed  ## lint, then the tests against the installed wheel
+
+test-installed: $(DEPENDENCIES)dev $(PACKAGE) build/testrun
+	$(PYTEST) $(WARNINGS)
+
+# Old libraries call each other in ways that have been deprecated since, so a warning is no error here.
+test-oldest:  ## the tests with the oldest versions that the package accepts, in .venv-oldest (7 GB with torch for CUDA)
+	$(MAKE) VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt WARNINGS="-W default" test-installed
 
 test-slow: $(DEPENDENCIES)dev $(PACKAGE) build/testrun  ## the tests that take long
 	$(PYTEST) -m "slow or gpu"
@@ -76,13 +85,13 @@ lint: $(DEPENDENCIES)dev  ## ruff (rules and format) and mypy --strict
 	"$(BIN)/ruff" format --check .
 	"$(BIN)/mypy" --strict bert_tasks benchmarks
 
-clean:  ## remove the environment and everything that was built
-	rm -rf $(VENV) build dist .hypothesis .pytest_cache .ruff_cache
+clean:  ## remove the environments and everything that was built
+	rm -rf $(VENV) .venv-oldest build dist .hypothesis .pytest_cache .ruff_cache
 
 build/testrun:
 	mkdir -p $@
 
-$(TOOLS): constraints.txt
+$(TOOLS): $(CONSTRAINTS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=...")'
 	test -x "$(BIN)/python" || $(PYTHON) -m venv $(VENV)
 	$(PIP) hatchling
@@ -95,6 +104,6 @@ $(PACKAGE): $(SOURCES) pyproject.toml README.md LICENSE $(TOOLS)
 	touch $@
 
 # The dependencies are read from the wheel's metadata, so what is installed is what the wheel declares.
-$(DEPENDENCIES)%: pyproject.toml constraints.txt | $(PACKAGE)
+$(DEPENDENCIES)%: pyproject.toml $(CONSTRAINTS) | $(PACKAGE)
 	$(PIP) "$$(echo $(WHEELS)/bert_tasks-*.whl)[$*]"
 	touch $@

@@ -117,19 +117,39 @@ def test_every_import_of_the_tests_is_declared(project: dict[str, Any], reposito
 def test_constraints_pin_every_direct_dependency_at_its_floor_or_above(
     project: dict[str, Any], repository: Path
 ) -> None:
-    lines = (repository / "constraints.txt").read_text("utf-8").splitlines()
-    pins = dict(line.split("==") for line in lines if line and not line.startswith("#"))
-    pins = {canonical(name): version for name, version in pins.items()}
-    extras = [name for extra in project["optional-dependencies"].values() for name in extra]
-    for requirement in project["dependencies"] + extras:
-        name = requirement_name(requirement)
-        if name != "bert-tasks":
-            floor = re.split(r"[>=]=", requirement)[1]
-            assert numbers(pins[name]) >= numbers(floor), requirement
+    pinned = pins(repository / "constraints.txt")
+    for name, floor in floors(project, *project["optional-dependencies"]).items():
+        assert numbers(pinned[name]) >= numbers(floor), name
+
+
+def test_oldest_constraints_pin_what_users_install_at_its_floor(project: dict[str, Any], repository: Path) -> None:
+    oldest = pins(repository / "constraints-oldest.txt")
+    tested = {"excel", "export", "labels", "quickstart", "search", "sentences", "serve", "spacy"}
+    assert f"[{','.join(sorted({*tested, 'docs'}))}]" in project["optional-dependencies"]["dev"][0]
+    for name, floor in floors(project, *tested).items():
+        assert numbers(oldest[name]) == numbers(floor), name
+    for name, floor in floors(project, "dev", "docs").items():  # tools, which may be newer
+        assert numbers(oldest[name]) >= numbers(floor), name
+
+
+def pins(constraints: Path) -> dict[str, str]:
+    """Returns distribution -> version."""
+    lines = constraints.read_text("utf-8").splitlines()
+    return {canonical(name): version for name, _, version in (line.partition("==") for line in lines) if version}
+
+
+def floors(project: dict[str, Any], *extras: str) -> dict[str, str]:
+    """Returns distribution -> version, of the package itself and these extras."""
+    requirements = list(project["dependencies"])
+    for extra in extras:
+        requirements += project["optional-dependencies"][extra]
+    others = [requirement for requirement in requirements if requirement_name(requirement) != "bert-tasks"]
+    return {requirement_name(requirement): re.split("[>=]=", requirement)[1] for requirement in others}
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in version.split("."))
+    """Returns the parts of a version without zeros at its end."""
+    return tuple(int(number) for number in re.sub(r"(\.0)+$", "", version).split("."))
 
 
 def test_public_names_are_imported_when_asked_for() -> None:

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from huggingface_hub import CommitOperationAdd, HfApi, constants, errors, get_token
-from huggingface_hub.utils import httpx, validate_repo_id  # type: ignore[attr-defined]  # exported at run time only
+from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # of its HTTP client
+from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # exported at run time only
 
 from bert_tasks.cards.card import CARD, write_card
 from bert_tasks.checkpoints.hub import CONFIG, PICKLES, REFUSED_TOKEN, is_model_file, model_folder
@@ -197,7 +198,7 @@ def _hub_errors(plan: Push) -> Iterator[None]:
     """Turns errors of the hub and of the network into a short ``CheckpointError``."""
     try:
         yield
-    except (OSError, RuntimeError, ValueError, LookupError, httpx.HTTPError) as error:
+    except (OSError, RuntimeError, ValueError, LookupError, HTTPError) as error:
         # huggingface_hub raises some errors of its own "from" the error that has the response.
         refusal = error if isinstance(error, errors.HfHubHTTPError) else error.__cause__
         response = getattr(refusal, "response", None)

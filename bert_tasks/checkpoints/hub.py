@@ -232,7 +232,7 @@ def _snapshot(name: str, revision: str | None, patterns: list[str]) -> Path:
     Each error of huggingface_hub means something else to the user, so each has a message that says what to do.
     """
     from huggingface_hub import errors, snapshot_download  # imported late, because it costs start-up time
-    from huggingface_hub.utils import httpx  # type: ignore[attr-defined]  # the http client that it chose
+    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # of its HTTP client
 
     where = name
     if revision is not None:
@@ -250,8 +250,6 @@ def _snapshot(name: str, revision: str | None, patterns: list[str]) -> Path:
             f"no such folder here{_folder_meant(name)} and no such model on the hub. Check the spelling. "
             "For a private model, run `hf auth login` or set HF_TOKEN"
         )
-    except errors.IncompleteSnapshotError:
-        reason = f"only a part of its files is in the cache. {_reach_the_hub()}"
     except errors.LocalEntryNotFoundError as error:
         # huggingface_hub raises this error whatever kept it from asking the hub. Only the cause tells an answer of the
         # hub from a network that is down.
@@ -260,11 +258,13 @@ def _snapshot(name: str, revision: str | None, patterns: list[str]) -> Path:
         if isinstance(cause, errors.HfHubHTTPError):
             why = _refusal(cause.response.status_code)
         reason = f"no such folder here{_folder_meant(name)}, and not in the hub's cache. {why}"
+        if hasattr(error, "snapshot_path"):  # of IncompleteSnapshotError, which the first versions 1 do not have
+            reason = f"only a part of its files is in the cache. {why}"
     except errors.HfHubHTTPError as error:
         reason = _refusal(error.response.status_code)
     except OSError as error:
         reason = f"the download failed ({type(error).__name__}: {error})"
-    except httpx.HTTPError as error:
+    except HTTPError as error:
         reason = f"the connection to the hub failed ({type(error).__name__}). Check the network and the proxy"
     raise CheckpointError(f"{where}: {reason}")
 

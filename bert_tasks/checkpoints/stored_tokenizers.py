@@ -35,7 +35,7 @@ from bert_tasks.storage import atomic_path, sha256, sha256_file, sha256_json
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_VERSION = 2  # of what is stored
+_VERSION = 3  # of what is stored
 _MOST_TOKENS = 2**31 - 1
 _FILES = ("tokenizer.json", "tokenizer_config.json")
 _ROLES = ("pad", "unk", "cls", "sep", "bos", "eos", "mask")

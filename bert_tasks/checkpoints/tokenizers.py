@@ -37,6 +37,9 @@ _PYTHON_WORDS = (
 # WordPiece without its unknown token fails there, as it would in the middle of somebody's data.
 _PROBE = "The 3 birds sang, и пели. 你好 a 1 , . \U00012000"
 _TOKENIZER_CONFIG = "tokenizer_config.json"
+# Classes of transformers that build a tokenizer anew, with the characters to replace. transformers before 5.3 leaves
+# these out, and before 5.14 for CamemBERT. Other classes never have them.
+_WITH_REPLACEMENTS = ("AlbertTokenizer", "CamembertTokenizer", "RemBertTokenizer", "XLMRobertaTokenizer")
 # Arguments of the loading call, which transformers writes among the settings.
 _NOT_SETTINGS = ("is_local", "local_files_only")
 
@@ -99,9 +102,24 @@ def load_tokenizer(folder: Path, *, vocab_size: int, required: bool = True) -> "
         elif set(tokenizer(_PROBE, add_special_tokens=False)["input_ids"]) <= {tokenizer.unk_token_id}:
             problem = f"the tokenizer ({needed} tokens) recognises no ordinary text, because its vocabulary is missing"
         else:
+            _restore_replacements(path, tokenizer)
             _split_written_specials(tokenizer)
             return tokenizer
     raise CheckpointError(f"{path}: {problem}")
+
+
+def _restore_replacements(path: Path, tokenizer: "PreTrainedTokenizerBase") -> None:
+    """Gives a tokenizer the characters to replace that its tokenizer.json states, if transformers left them out.
+
+    The split into words is restored with them, because the two belong together.
+    """
+    if type(tokenizer).__name__ not in _WITH_REPLACEMENTS or path.suffix != ".json":
+        return
+    is_stated = '"precompiled_charsmap"' in path.read_text(encoding="utf-8")
+    if is_stated and "Precompiled" not in repr(tokenizer.backend_tokenizer.normalizer):
+        stated = Tokenizer.from_file(str(path))
+        tokenizer.backend_tokenizer.normalizer = stated.normalizer
+        tokenizer.backend_tokenizer.pre_tokenizer = stated.pre_tokenizer
 
 
 def _split_written_specials(tokenizer: "PreTrainedTokenizerBase") -> None:

@@ -24,7 +24,7 @@ Shape legend: N rows, I inputs, O outputs.
 import os
 import platform
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar, copy_context
@@ -46,10 +46,18 @@ MatmulLibrary = Literal["mkl", "onednn"]
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
+
+def processor() -> Mapping[str, Any]:
+    """Returns what torch knows of the processor and its instructions, which is nothing in torch 2.10."""
+    description = getattr(torch.cpu, "get_capabilities", dict)
+    result: Mapping[str, Any] = description()
+    return result
+
+
 # Rows of a product in bfloat16, of a block and of the multiple to which the last block is padded. With AMX
 # there are fewer sizes, because compiling for one more takes many times as long as the product.
 _BLOCK, _MULTIPLE = 512, 64
-if torch.cpu.get_capabilities().get("amx_bf16"):
+if processor().get("amx_bf16"):
     _MULTIPLE = 128
 # id of a parameter -> its copy in bfloat16, or None while weights may change.
 _BFLOAT16_WEIGHTS: ContextVar[dict[int, Tensor] | None] = ContextVar("_BFLOAT16_WEIGHTS", default=None)
@@ -99,8 +107,8 @@ def _is_intel() -> bool:
 
 
 def slow_bfloat16() -> str | None:
-    """Returns a note for the user if bfloat16 is slower than float32 on this CPU."""
-    capabilities = torch.cpu.get_capabilities()
+    """Returns a note for the user if bfloat16 is slower than float32 on this CPU, as far as torch knows it."""
+    capabilities = processor()
     limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
     has_instructions = capabilities.get("avx512_bf16") or capabilities.get("amx_bf16")
     is_supported = has_instructions or capabilities.get("architecture") != "x86_64"

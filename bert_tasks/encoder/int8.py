@@ -28,7 +28,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from bert_tasks.encoder.cpu import gelu_linear_on_cpu
+from bert_tasks.encoder.cpu import gelu_linear_on_cpu, processor
 from bert_tasks.encoder.layers import Layer, TransformerEncoder
 from bert_tasks.encoder.linear import GELU_FORMS, Linear, linear
 from bert_tasks.errors import NotFiniteScoresError
@@ -48,7 +48,9 @@ def int8_obstacle() -> str | None:
 
     The first call limits oneDNN's caches.
     """
-    capabilities = torch.cpu.get_capabilities()
+    capabilities = processor()
+    if not capabilities:
+        return f"it needs torch 2.11 or newer, and this is torch {torch.__version__}"
     if not any(capabilities.get(name) for name in ("avx512_vnni", "avx_vnni", "amx_int8")):
         return "this processor lacks the instructions for it (VNNI, AMX)"
     limit_primitive_caches()

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import HfApi, constants
-from huggingface_hub.errors import HfHubHTTPError
-from huggingface_hub.utils import httpx
+from huggingface_hub.errors import HfHubHTTPError, Response
+from huggingface_hub.utils import get_session
 from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.cards.push import push
@@ -240,7 +240,8 @@ def test_ways_to_the_hub_that_fail(
 def test_the_status_of_a_refusal_is_found_in_the_error_or_in_its_cause(
     is_wrapped: bool, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refusal = HfHubHTTPError("refused", response=httpx.Response(503, request=httpx.Request("POST", "http://hub")))
+    request = get_session().build_request("POST", "http://hub")
+    refusal = HfHubHTTPError("refused", response=Response(503, request=request))
 
     def create_repo(*_: object, **__: object) -> None:
         if is_wrapped:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from huggingface_hub.utils import httpx
+from huggingface_hub.errors import HTTPError, LocalEntryNotFoundError
 
 from bert_tasks.checkpoints.hub import fold_runs, resolve
 from bert_tasks.errors import CheckpointError, UsageError
@@ -196,7 +196,7 @@ def test_no_hub_listening(hub: HubServer, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (httpx.ReadTimeout("slow"), r"connection to the hub failed \(ReadTimeout\)"),
+        (HTTPError("slow"), r"connection to the hub failed \(HTTPError\)"),
         (OSError(28, "No space left on device"), "download failed .*No space left"),
     ],
 )
@@ -206,6 +206,21 @@ def test_download_that_breaks_off(error: Exception, message: str, monkeypatch: p
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
     with pytest.raises(CheckpointError, match=f"^org/safe: the {message}"):
+        resolve("org/safe")
+
+
+def test_an_incomplete_copy_in_the_cache_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Later versions of huggingface_hub know what a copy lacks, and say so by an attribute of the error."""
+    error = LocalEntryNotFoundError("no network")
+
+    def fail(*args: object, **kwargs: object) -> str:
+        raise error
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
+    with pytest.raises(CheckpointError, match="no such folder here, and not in the hub's cache"):
+        resolve("org/safe")
+    monkeypatch.setattr(error, "snapshot_path", "copy", raising=False)
+    with pytest.raises(CheckpointError, match="org/safe: only a part of its files is in the cache"):
         resolve("org/safe")
 
 

@@ -31,6 +31,7 @@ from support.hf_models import (
     hf_class,
     hf_config,
     hf_model,
+    with_current_names,
 )
 
 # Pre-training classes of transformers with their families.
@@ -151,6 +152,7 @@ def tasks_with_heads(family: str) -> dict[str, Task]:
     return tasks
 
 
+@with_current_names
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_keys_and_shapes_of_published_checkpoints(name: str) -> None:
     """Our key map and shapes are those of transformers' classes, which published files fit, in a model of few layers.

@@ -8,11 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer, normalizers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from bert_tasks.checkpoints.tokenizers import load_tokenizer, save_tokenizer, with_segments
 from bert_tasks.errors import CheckpointError
-from support.small_tokenizers import LINES, MULTILINGUAL_LINES, REPLACED, sentencepiece_model, unigram_pieces
+from support.small_tokenizers import (
+    LINES,
+    MULTILINGUAL_LINES,
+    REPLACED,
+    charsmap,
+    sentencepiece_model,
+    unigram_pieces,
+)
 
 VOCABULARY = 30522
 TEXT = "The ferry leaves the old harbour, 7 a.m."
@@ -149,6 +157,21 @@ def test_a_sentencepiece_file_is_converted(name: str, model_type: str, tmp_path:
         assert again(text)["input_ids"] == tokenizer(text)["input_ids"] == stock(text)["input_ids"]
     assert "<user>" not in tokenizer.all_special_tokens
     assert len(tokenizer("<user>", add_special_tokens=False)["input_ids"]) <= 2
+
+
+def test_replacements_that_transformers_forgets(
+    multilingual_tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """transformers before 5.14 leaves out what the tokenizer.json of SentencePiece tokenizers replaces in texts."""
+    multilingual_tokenizer.save_pretrained(tmp_path)
+    backend = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    backend.normalizer = normalizers.Precompiled(charsmap(REPLACED))
+    backend.save(str(tmp_path / "tokenizer.json"))
+    monkeypatch.setattr(normalizers, "Precompiled", lambda _: normalizers.NFC())
+    stock, tokenizer = AutoTokenizer.from_pretrained(tmp_path), load(tmp_path, 600)
+    source, text = "".join(REPLACED), "".join(REPLACED.values())
+    assert stock(source)["input_ids"] != stock(text)["input_ids"]
+    assert tokenizer(source)["input_ids"] == tokenizer(text)["input_ids"]
 
 
 @pytest.mark.parametrize("content", [b"\x0a\x0e\x0a\x05<unk>", b"", b"no model", b"\x0a\x07\x0a\x05<unk>"])

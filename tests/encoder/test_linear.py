@@ -295,6 +295,7 @@ def test_where_bfloat16_is_slower_a_note_says_why(monkeypatch, capabilities, lim
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
     if limit is not None:
         monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
-    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: {"architecture": "x86_64", **capabilities})
+    described = {"architecture": "x86_64", **capabilities}
+    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: described, raising=False)
     note = cpu.slow_bfloat16()
     assert note is None if reason is None else reason in note

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
-from transformers import AutoConfig, PreTrainedTokenizerBase, UltrabertForMaskedLM, UltrabertModel
+from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, PreTrainedTokenizerBase
 
 from bert_tasks import TaskModel, fit
 from bert_tasks.errors import UsageError
@@ -112,7 +112,7 @@ def test_both_names_of_tensors_are_read(
     original: bool, wordpiece_tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
     """What is saved has the names of published files."""
-    head = UltrabertForMaskedLM(hf_config("ultrabert", vocab_size=len(wordpiece_tokenizer)))
+    head = AutoModelForMaskedLM.from_config(hf_config("ultrabert", vocab_size=len(wordpiece_tokenizer)))
     head.save_pretrained(tmp_path / "stock", save_original_format=original)
     wordpiece_tokenizer.save_pretrained(tmp_path / "stock")
     stock = load_file(tmp_path / "stock" / "model.safetensors")
@@ -122,14 +122,14 @@ def test_both_names_of_tensors_are_read(
     masked.save_pretrained(tmp_path / "ours")
     saved = load_file(tmp_path / "ours" / "model.safetensors")
     assert {"cls.weight", "ultrabert.norm.weight", "head.linear1.weight"} < saved.keys()
-    again, report = UltrabertForMaskedLM.from_pretrained(tmp_path / "ours", output_loading_info=True)
+    again, report = AutoModelForMaskedLM.from_pretrained(tmp_path / "ours", output_loading_info=True)
     assert not any(report.values())
     assert all(torch.equal(value, head.state_dict()[name]) for name, value in again.state_dict().items())
     encoder = Encoder.from_pretrained(tmp_path / "stock")
     assert encoder.load_report is not None
     assert len(encoder.load_report.dropped) == 3
     encoder.save_pretrained(tmp_path / "encoder")
-    _, report = UltrabertModel.from_pretrained(tmp_path / "encoder", output_loading_info=True)
+    _, report = AutoModel.from_pretrained(tmp_path / "encoder", output_loading_info=True)
     assert not any(report.values())
 
 

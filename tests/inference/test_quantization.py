@@ -20,6 +20,7 @@ from bert_tasks.checkpoints.hub import ACTIVATION_RANGES
 from bert_tasks.checkpoints.save import save_tensors
 from bert_tasks.cli.app import app
 from bert_tasks.data.columns import Row
+from bert_tasks.encoder.cpu import slow_bfloat16
 from bert_tasks.encoder.int8 import int8_obstacle
 from bert_tasks.errors import BertTasksError, CheckpointError, DataError, NotFiniteScoresError, UsageError
 from bert_tasks.export import export
@@ -354,13 +355,22 @@ def test_a_machine_without_int8_is_told(
     def missing(*_: Any) -> None:
         raise NotImplementedError
 
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
     monkeypatch.setattr(torch.ops.onednn, "qlinear_prepack", missing)
     monkeypatch.setattr(precision, "int8_obstacle", int8_obstacle.__wrapped__)
     with pytest.raises(UsageError, match=f"^int8 is not possible, because {message}"):
         predict(model_of(bases, "single"), CLASSIFIED, dtype="int8")
     with pytest.raises(UsageError, match=message):
         quantize(bases / "bert", CLASSIFIED, task="embedding")
+
+
+def test_an_older_torch_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch 2.10 does not tell which instructions the processor has."""
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
+    assert slow_bfloat16() is None
+    message = int8_obstacle.__wrapped__()
+    assert message == f"it needs torch 2.11 or newer, and this is torch {torch.__version__}"
 
 
 # Processes

@@ -22,7 +22,7 @@ from bert_tasks.families import copies_of_tied, encoder_config, family_of, param
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import MaskedLanguageModeling, SequenceClassification
 from support import parity
-from support.hf_models import FAMILIES, PREFIX, HFBatch, hf_config, random_batch, widen
+from support.hf_models import FAMILIES, PREFIX, HFBatch, hf_config, random_batch, widen, with_current_names
 from support.sampling import one_of_each
 from support.small_checkpoints import save_checkpoint
 
@@ -250,6 +250,7 @@ def test_logits_under_left_padding(family: str, head: str) -> None:
     same_logits(theirs, ours_from(theirs, head), head, batch, of_pairs=False)
 
 
+@with_current_names
 @pytest.mark.every_family
 @pytest.mark.parametrize(("family", "head"), one_of_each(KINDS, every_family=True))
 def test_saved_files_are_transformers(family: str, head: str, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ The classes are the real ones, so prefix spaces, double separators, segment ids 
 in published RoBERTa, ALBERT, XLM-RoBERTa, CamemBERT and ModernBERT checkpoints; only the vocabularies are small.
 """
 
+import inspect
 import json
 import struct
 from collections.abc import Mapping, Sequence
@@ -206,7 +207,7 @@ def train_mpnet(folder: Path, vocab_size: int = 400) -> Path:
 def train_xlm_roberta(folder: Path, vocab_size: int = 500) -> Path:
     """Saves an XLM-RoBERTa tokenizer; special tokens have the published ids (<s> 0, <pad> 1, ..., <mask> last)."""
     vocab = [*unigram_pieces(["<s>", "<pad>", "</s>", "<unk>"], vocab_size), ("<mask>", 0.0)]
-    tokenizer = XLMRobertaTokenizer(vocab=vocab, model_max_length=512, _spm_precompiled_charsmap=charsmap(REPLACED))
+    tokenizer = XLMRobertaTokenizer(vocab=vocab, model_max_length=512, **_replacements(XLMRobertaTokenizer))
     tokenizer.save_pretrained(folder)
     return folder
 
@@ -215,9 +216,17 @@ def train_camembert(folder: Path, vocab_size: int = 500) -> Path:
     """Saves a CamemBERT tokenizer, with names that are not used and <s> at 5, as published."""
     first = ["<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>", "<unk>NOTUSED", "<s>", "</s>"]
     vocab = [*unigram_pieces(first, vocab_size), ("<mask>", 0.0)]
-    tokenizer = CamembertTokenizer(vocab=vocab, model_max_length=512, _spm_precompiled_charsmap=charsmap(REPLACED))
+    tokenizer = CamembertTokenizer(vocab=vocab, model_max_length=512, **_replacements(CamembertTokenizer))
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def _replacements(tokenizer_class: type) -> dict[str, bytes]:
+    """Returns the argument for what the tokenizer replaces in texts, which transformers takes since 5.3 and 5.14."""
+    name = "_spm_precompiled_charsmap"
+    if name not in inspect.signature(tokenizer_class).parameters:
+        return {}
+    return {name: charsmap(REPLACED)}
 
 
 def train_deberta(folder: Path, vocab_size: int = 500) -> Path:
