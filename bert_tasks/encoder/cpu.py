@@ -47,10 +47,10 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def processor() -> Mapping[str, Any]:
+def processor() -> Mapping[str, object]:
     """Returns what torch knows of the processor and its instructions, which is nothing in torch 2.10."""
     description = getattr(torch.cpu, "get_capabilities", dict)
-    result: Mapping[str, Any] = description()
+    result: Mapping[str, object] = description()
     return result
 
 
