@@ -17,7 +17,7 @@ from typing import Any, Literal
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import AlbertTokenizer, BertTokenizer, PreTrainedTokenizerBase, RobertaTokenizer
 
-from bert_tasks.checkpoints.tokenizers import save_tokenizer
+from bert_tasks.checkpoints.tokenizers import builds_as_stated, save_tokenizer
 from bert_tasks.data.columns import Column
 from bert_tasks.data.options import ReadOptions
 from bert_tasks.data.reading import read
@@ -102,6 +102,8 @@ def train_tokenizer(
         raise UsageError(f"type is {type!r}, expected one of {', '.join(_SPECIAL)}")
     if lowercase and type == "bpe":
         raise UsageError("bpe works on bytes and keeps all letters as they are. Train it without lowercase")
+    if not builds_as_stated(_CLASSES[type]):
+        raise UsageError("unigram needs transformers 5.14 or newer. Install it, or choose wordpiece or bpe")
     least = len(_SPECIAL[type]) + _FEWEST[type]
     if not least <= vocab_size <= _LARGEST_VOCABULARY:
         raise UsageError(f"vocab_size is {vocab_size}, expected {least} to {_LARGEST_VOCABULARY} for {type}")

@@ -7,6 +7,7 @@ directly, because files may set truncation and padding.
 
 import copy
 import errno
+import inspect
 import json
 import logging
 import os
@@ -37,9 +38,10 @@ _PYTHON_WORDS = (
 # WordPiece without its unknown token fails there, as it would in the middle of somebody's data.
 _PROBE = "The 3 birds sang, и пели. 你好 a 1 , . \U00012000"
 _TOKENIZER_CONFIG = "tokenizer_config.json"
-# Classes of transformers that build a tokenizer anew, with the characters to replace. transformers before 5.3 leaves
-# these out, and before 5.14 for CamemBERT. Other classes never have them.
-_WITH_REPLACEMENTS = ("AlbertTokenizer", "CamembertTokenizer", "RemBertTokenizer", "XLMRobertaTokenizer")
+# Classes of transformers that build a SentencePiece tokenizer anew, and the argument by which they get the characters
+# to replace. transformers before 5.3 lacks it, and before 5.14 for ALBERT and CamemBERT.
+_SENTENCEPIECE_CLASSES = ("AlbertTokenizer", "CamembertTokenizer", "RemBertTokenizer", "XLMRobertaTokenizer")
+_REPLACEMENTS = "_spm_precompiled_charsmap"
 # Arguments of the loading call, which transformers writes among the settings.
 _NOT_SETTINGS = ("is_local", "local_files_only")
 
@@ -102,24 +104,31 @@ def load_tokenizer(folder: Path, *, vocab_size: int, required: bool = True) -> "
         elif set(tokenizer(_PROBE, add_special_tokens=False)["input_ids"]) <= {tokenizer.unk_token_id}:
             problem = f"the tokenizer ({needed} tokens) recognises no ordinary text, because its vocabulary is missing"
         else:
-            _restore_replacements(path, tokenizer)
+            _restore_steps(path, tokenizer)
             _split_written_specials(tokenizer)
             return tokenizer
     raise CheckpointError(f"{path}: {problem}")
 
 
-def _restore_replacements(path: Path, tokenizer: "PreTrainedTokenizerBase") -> None:
-    """Gives a tokenizer the characters to replace that its tokenizer.json states, if transformers left them out.
+def builds_as_stated(tokenizer_class: type) -> bool:
+    """Returns False for a class of an older transformers, which does not follow what its tokenizer.json states.
 
-    The split into words is restored with them, because the two belong together.
+    Such a class forgets the characters to replace, changes all letters to lower case (ALBERT), or puts one special token
+    between two texts where there should be two (XLM-RoBERTa).
     """
-    if type(tokenizer).__name__ not in _WITH_REPLACEMENTS or path.suffix != ".json":
-        return
-    is_stated = '"precompiled_charsmap"' in path.read_text(encoding="utf-8")
-    if is_stated and "Precompiled" not in repr(tokenizer.backend_tokenizer.normalizer):
+    if tokenizer_class.__name__ not in _SENTENCEPIECE_CLASSES:
+        return True
+    return _REPLACEMENTS in inspect.signature(tokenizer_class).parameters
+
+
+def _restore_steps(path: Path, tokenizer: "PreTrainedTokenizerBase") -> None:
+    """Gives a tokenizer the steps before and after the model that its tokenizer.json states."""
+    if path.name == "tokenizer.json" and not builds_as_stated(type(tokenizer)):
         stated = Tokenizer.from_file(str(path))
-        tokenizer.backend_tokenizer.normalizer = stated.normalizer
-        tokenizer.backend_tokenizer.pre_tokenizer = stated.pre_tokenizer
+        backend = tokenizer.backend_tokenizer
+        backend.normalizer = stated.normalizer
+        backend.pre_tokenizer = stated.pre_tokenizer
+        backend.post_processor = stated.post_processor
 
 
 def _split_written_specials(tokenizer: "PreTrainedTokenizerBase") -> None:

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
+from transformers import AlbertTokenizer, AutoTokenizer
 
 from bert_tasks import TaskModel
 from bert_tasks.checkpoints.tokenizer_training import train_tokenizer
+from bert_tasks.checkpoints.tokenizers import builds_as_stated
 from bert_tasks.data.options import ReadOptions
 from bert_tasks.errors import CheckpointError, DataError, UsageError
 from bert_tasks.init.recipe import init_recipe
@@ -41,6 +42,10 @@ def corpus(tmp_path: Path) -> Path:
 
 def trained(corpus: Path, folder: str = "tok", type: Any = "wordpiece", **options: Any) -> Path:
     """The folder of a new tokenizer."""
+    if type == "unigram" and not builds_as_stated(AlbertTokenizer):
+        with pytest.raises(UsageError, match=r"unigram needs transformers 5\.14 or newer"):
+            train_tokenizer([corpus], corpus.parent / folder, type=type)
+        pytest.skip("transformers before 5.14 changes what unigram reads")
     train_tokenizer([corpus], corpus.parent / folder, type=type, **{"vocab_size": 400} | options)
     return corpus.parent / folder
 

@@ -22,6 +22,7 @@ from support.hf_models import (
     HFBatch,
     hf_config,
     hf_model,
+    lacks,
     random_batch,
 )
 from support.largest_tensor import LargestTensor
@@ -29,6 +30,7 @@ from support.parity import Model, in_our_names, ours_from, packed_batch, packed_
 from support.small_checkpoints import edit_config, save_checkpoint
 from support.stopped_runs import digests, events, run, stopped
 
+pytestmark = pytest.mark.skipif(lacks("modernbert"), reason="its reference is transformers 5.3 or newer")
 LENGTHS = (17, 1, 48, 9, 2, 46, 17, 30, 16)
 PUBLISHED = {"model_type": "modernbert", "global_attn_every_n_layers": 3, "local_attention": 128}
 

@@ -15,11 +15,12 @@ from bert_tasks.errors import UsageError
 from bert_tasks.families import converted_config, encoder_config
 from bert_tasks.model.encoder import Encoder
 from bert_tasks.tasks import SequenceClassification
-from support.hf_models import hf_config, hf_model, random_batch
+from support.hf_models import hf_config, hf_model, lacks, random_batch
 from support.parity import ours_from, packed_difference, shaped_difference
 from support.small_checkpoints import edit_config, save_checkpoint
 from support.task_examples import CLASSES
 
+pytestmark = pytest.mark.skipif(lacks("ultrabert"), reason="transformers has it since 5.20")
 LENGTHS = (17, 1, 48, 9, 2, 46, 17, 30, 16)
 PUBLISHED: dict[str, Any] = {
     "model_type": "ultrabert",

@@ -21,7 +21,16 @@ from bert_tasks.errors import CheckpointError
 from bert_tasks.families import encoder_config
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import MaskedLanguageModeling, SequenceClassification
-from support.hf_models import STOCK_ROOT_OF_SIZE, Head, HFBatch, hf_config, hf_model, random_batch, widen
+from support.hf_models import (
+    STOCK_ROOT_OF_SIZE,
+    Head,
+    HFBatch,
+    hf_config,
+    hf_model,
+    random_batch,
+    widen,
+    with_current_names,
+)
 from support.meta_device import META, NoWaiting
 from support.parity import in_our_names, ours_from, packed_batch, packed_difference, shaped_difference
 from support.small_checkpoints import edit_config, save_checkpoint
@@ -334,6 +343,7 @@ def saved_as_published(folder: Path, tokenizer: PreTrainedTokenizerBase) -> Debe
     return model.float().eval()
 
 
+@with_current_names
 @torch.no_grad()
 def test_files_as_they_are_published(tmp_path: Path, deberta_tokenizer: PreTrainedTokenizerBase) -> None:
     """The head over the vocabulary has two sets of names; what is saved has those that its config states."""

@@ -6,6 +6,7 @@ import shlex
 import shutil
 from dataclasses import replace
 from html import unescape
+from importlib.metadata import version
 
 import pytest
 import torch
@@ -239,7 +240,7 @@ def test_settings_are_in_three_groups(run_of):
     assert {"train rows from", "train fingerprint", "training rows"} <= data.keys()
     assert (model["task"], model["maximum length in tokens"]) == ("sequence-classification", "48")
     assert (optimisation["epochs"], optimisation["batch size"], optimisation["seed"]) == ("2", "4", "1")
-    assert optimisation["torch"] == torch.__version__
+    assert optimisation["torch"] == version("torch")
     assert not data.keys() & optimisation.keys()
     page = run_page(run, {})
     titles = [page.index(f"<h3>{title}</h3>") for title in groups]

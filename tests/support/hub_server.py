@@ -253,7 +253,8 @@ def _handler(server: HubServer) -> type[BaseHTTPRequestHandler]:
             if ("model", name) in server.repositories:
                 self.send(409, json.dumps({"url": f"{server.endpoint}/{name}"}).encode(), {})
                 return
-            repository = Repository(repo_type="model", name=name, private=asked.get("visibility") == "private")
+            is_private = asked.get("private", asked.get("visibility") == "private")  # before version 2 the first one
+            repository = Repository(repo_type="model", name=name, private=is_private)
             repository.add({".gitattributes": b""}, message="initial commit")
             server.repositories["model", name] = repository
             self.send_json({"url": f"{server.endpoint}/{name}"})
