@@ -113,8 +113,8 @@ def load_tokenizer(folder: Path, *, vocab_size: int, required: bool = True) -> "
 def builds_as_stated(tokenizer_class: type) -> bool:
     """Returns False for a class of an older transformers, which does not follow what its tokenizer.json states.
 
-    Such a class forgets the characters to replace, changes all letters to lower case (ALBERT), or puts one special token
-    between two texts where there should be two (XLM-RoBERTa).
+    Such a class forgets the characters to replace, changes all letters to lower case (ALBERT), or puts one special
+    token between two texts where there should be two (XLM-RoBERTa).
     """
     if tokenizer_class.__name__ not in _SENTENCEPIECE_CLASSES:
         return True
