@@ -159,7 +159,8 @@ def scaled_frequencies(
     Returns:
         ``[D / 2]``, or if they depend on the sequence, ``[N, D / 2]``.
     """
-    divided, size = frequencies / scaling.factor, 2 * len(frequencies)
+    divided = frequencies / scaling.factor
+    size = 2 * len(frequencies)
     if scaling.rope_type == "linear":
         return divided
     planes = torch.arange(len(frequencies), dtype=frequencies.dtype, device=frequencies.device)

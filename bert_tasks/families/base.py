@@ -280,7 +280,8 @@ def rotary_scaling(hf_config: Mapping[str, Any], *, layer_type: str | None = Non
     for source in (hf_config, rope):
         if source.get("partial_rotary_factor") not in (None, 1):
             raise CheckpointError(f"{subject} is not supported with a partial_rotary_factor")
-    factor, length = float(config_value(rope, "factor", 1.0, least=1)), hf_config["max_position_embeddings"]
+    factor = float(config_value(rope, "factor", 1.0, least=1))
+    length = hf_config["max_position_embeddings"]
     if rope_type != "yarn":
         return RotaryScaling(rope_type=rope_type, factor=factor, original_length=length)
     given = {name: value for name, value in rope.items() if value is not None}
@@ -352,8 +353,13 @@ def rotary_layers(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     Raises:
         CheckpointError: As ``rotary_theta`` and ``rotary_scaling`` do, or heads have an odd size.
     """
-    size, theta, scaling = rotary_head_dim(config), rotary_theta(config, "rope_theta"), rotary_scaling(config)
-    return {"head_dim": size, "rotary_theta": (theta,) * layers, "rotary_scaling": (scaling,) * layers}
+    theta = rotary_theta(config, "rope_theta")
+    scaling = rotary_scaling(config)
+    return {
+        "head_dim": rotary_head_dim(config),
+        "rotary_theta": (theta,) * layers,
+        "rotary_scaling": (scaling,) * layers,
+    }
 
 
 def rotary_head_dim(config: Mapping[str, Any]) -> int:

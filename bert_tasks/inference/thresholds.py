@@ -103,7 +103,8 @@ def calibrate(
     thresholds, problems = _thresholds(outcomes, metric, share, confidence)
     if problems:
         raise DataError(f"{promise} cannot be shown: {'; '.join(problems)}. Pass more rows, or promise less")
-    results, total = {"coverage": 1.0}, np.zeros(2)
+    results = {"coverage": 1.0}
+    total = np.zeros(2)  # predictions with the thresholds, and with default ones
     for label, threshold in thresholds.items():
         counts, _ = accepted_and_right(outcomes[label], [threshold, output.default_threshold])
         total += counts

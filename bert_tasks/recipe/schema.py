@@ -185,7 +185,7 @@ class TeacherSection(BaseModel):
     weight: Annotated[float, Field(ge=0, le=1)] = 0.5
     """Share of the teacher's logits in the loss, which is (1 - weight) x labels + weight x teacher."""
     hidden: Literal["none", "cosine", "mse"] = "none"
-    """Also compare the last layer's states of all tokens by their angle ("cosine") or squared difference ("mse")."""
+    """Also compare the last layer's states of all tokens, by angle ("cosine") or mean squared difference ("mse")."""
     hidden_weight: NotNegative = 1.0
     """Weight of the states in the loss."""
     # Wang et al. 2020, https://arxiv.org/abs/2012.15828.
