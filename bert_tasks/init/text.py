@@ -12,6 +12,7 @@ from bert_tasks.data.formats import GZIP_EXTENSION, uncompressed
 from bert_tasks.data.split_column import split_name
 from bert_tasks.families import encoder_config, family_with_tokenizer
 from bert_tasks.init.draft import RecipeDraft, TaskDraft, next_commands
+from bert_tasks.outputs.linear_probe import LinearlyFitted
 from bert_tasks.recipe.toml import literal
 
 # The size of a new model, which is small enough to be trained on a CPU.
@@ -148,6 +149,9 @@ def _optim_section(draft: RecipeDraft) -> Iterator[str]:
     yield _entry("batch_size", batch_size)
     yield _entry("warmup_ratio", 0.1)
     yield _entry("weight_decay", 0.01)
+    fitted = [output for output in draft.tasks[0].reading.task.outputs if issubclass(output, LinearlyFitted)]
+    if fitted and len(draft.tasks) == 1:
+        yield _comment("linear_probe = true # fits only the head, in seconds, as a baseline in another output_dir")
 
 
 def _learning_rate(model: str, *, is_dense: bool) -> str:

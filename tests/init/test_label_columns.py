@@ -67,6 +67,7 @@ def test_columns_of_classes_are_tasks(tmp_path: Path, base: str) -> None:
     assert "sentiment: 8 rows without a label" in draft.reasons
     assert "tasks: intent (sequence-classification), sentiment (sequence-classification)" in draft.lines()
     assert draft.to_json()["task"] == "multi-task"
+    assert "linear_probe" not in recipe_text(draft)  # which has one task
     loaded = load_recipe(draft.path, overrides=["optim.epochs=1"], output_dir=tmp_path / "run")
     assert sum(split.rows for split in check(loaded).splits) == 24
     assert {"intent.accuracy", "sentiment.accuracy"} <= train(loaded, progress=False).metrics.keys()

@@ -27,6 +27,7 @@ from bert_tasks.init.readings import best_reading
 from bert_tasks.init.text import EMBEDDED_MODEL, USUAL_MODEL, recipe_text
 from bert_tasks.recipe.check import check
 from bert_tasks.recipe.schema import build_task, load_recipe
+from bert_tasks.training.run import train
 from support.small_tokenizers import LINES
 
 MOODS = ("calm", "glad", "sad")
@@ -122,6 +123,18 @@ def test_shipped_data_are_recognised(
     assert recipe.settings["max_length"] <= 48
     assert {key: recipe.settings[key] for key in settings} == settings
     assert sum(split.rows for split in check(recipe).splits) == draft.sample.count
+
+
+@pytest.mark.parametrize("name", [row[0] for row in SHIPPED])
+def test_a_probe_is_offered_if_the_task_has_one(name: str, repository: Path, tmp_path: Path, base: str) -> None:
+    draft = draft_of(repository / "recipes" / "data" / "custom" / name, tmp_path, model=base)
+    text = recipe_text(draft)
+    if draft.task not in ("sequence-classification", "pair-classification"):
+        assert "linear_probe" not in text
+        return
+    draft.path.write_text(text.replace("# linear_probe", "linear_probe"), "utf-8")
+    result = train(load_recipe(draft.path, overrides=["settings.pooling=mean"], output_dir=tmp_path / "run"))
+    assert result.steps == 1
 
 
 # Kinds of files
