@@ -97,6 +97,20 @@ def test_the_texts_keep_tokens_and_logits(
             assert after.unk_token_id not in after(shuffled)["input_ids"]
 
 
+def test_the_piece_that_unknown_characters_depend_on_stays(
+    unigram_tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    """No text has this piece, and its score is the lowest."""
+    source = saved(tmp_path / "model", "albert", unigram_tokenizer)
+    content = json.loads((source / "tokenizer.json").read_text())
+    word = max(content["model"]["vocab"], key=lambda entry: len(entry[0]))
+    word[1] = -30.0
+    (source / "tokenizer.json").write_text(json.dumps(content))
+    smaller = export(source, to="transformers", output=tmp_path / "smaller", vocabulary=[["a ☃ cat", "☃"]]).folder
+    assert word[0] in AutoTokenizer.from_pretrained(smaller).get_vocab()
+    assert unknown_score(smaller) == -30.0
+
+
 @pytest.mark.parametrize(("family", "kind"), [("roberta", "bpe"), ("modernbert", "gemma")])
 def test_a_tokenizer_with_bytes_reads_every_text(
     family: str, kind: str, by_kind: dict[str, PreTrainedTokenizerBase], tmp_path: Path

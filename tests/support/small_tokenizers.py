@@ -157,6 +157,9 @@ def train_gemma(folder: Path, vocab_size: int = 600) -> Path:
     )
     words = [word for line in LINES for word in line.replace(" ", " ▁").split()]
     backend.train_from_iterator(words, trainer)
+    content = json.loads(backend.to_str())  # in which all special tokens of the trainer are added tokens
+    content["added_tokens"] = [token for token in content["added_tokens"] if token["content"] in special]
+    backend = Tokenizer.from_str(json.dumps(content))
     tokens = {f"{name}_token": f"<{name}>" for name in ("pad", "eos", "bos", "unk", "mask")}
     return _saved(backend, folder, begin="<bos>", end="<eos>", cls_token="<bos>", sep_token="<eos>", **tokens)
 
