@@ -120,7 +120,6 @@ class RotaryScaling:
         original_length: The greatest length of the first training, in tokens.
         attention_factor: Factor of sines and cosines (YaRN).
         beta_fast, beta_slow: Turns in the original length above and below which YaRN keeps and divides the angles.
-        truncate: YaRN rounds these limits to whole planes.
     """
 
     rope_type: Literal["linear", "dynamic", "yarn"]
@@ -129,7 +128,6 @@ class RotaryScaling:
     attention_factor: float = 1.0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
-    truncate: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

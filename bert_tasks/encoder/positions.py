@@ -143,12 +143,7 @@ def scaled_frequencies(
 ) -> Tensor:
     """Scales rotary positions for long inputs, as transformers 5.23 does (modeling_rope_utils.py).
 
-    ``linear`` divides the angles of all planes by ``factor``. ``yarn`` (Peng et al., arXiv:2309.00071) keeps those of
-    planes that turn often, which tell neighbours apart, and divides those of planes that turn less than about once.
-
-    ``dynamic`` divides the angles of sequences that are longer than the original length. transformers takes the padded
-    length of the batch, and may keep it for later batches, so that the result for a row depends on the others. Here
-    each sequence has its own length, so a row gets what transformers computes for this row alone.
+    ``linear`` divides the angles of all planes by ``factor``. See ``_dynamic`` and ``_yarn`` for the others.
 
     Args:
         frequencies: ``[D / 2]`` angle between neighbouring positions in each plane, in radians.
@@ -159,26 +154,45 @@ def scaled_frequencies(
     Returns:
         ``[D / 2]``, or if they depend on the sequence, ``[N, D / 2]``.
     """
-    divided = frequencies / scaling.factor
-    size = 2 * len(frequencies)
     if scaling.rope_type == "linear":
-        return divided
-    planes = torch.arange(len(frequencies), dtype=frequencies.dtype, device=frequencies.device)
+        return frequencies / scaling.factor
     if scaling.rope_type == "dynamic":
-        lengths = sequence_lengths(position_ids, layout).to(frequencies.dtype)
-        growth = 1.0 + scaling.factor * ((lengths / scaling.original_length).clamp(min=1.0) - 1.0)
-        # The base grows to the power of D / (D - 2), and plane i has the base to the power of -2 i / D.
-        return frequencies / growth[:, None] ** (2 * planes / max(size - 2, 1))
+        return _dynamic(frequencies, scaling, sequence_lengths(position_ids, layout))
+    return _yarn(frequencies, theta, scaling)
+
+
+def _dynamic(frequencies: Tensor, scaling: RotaryScaling, lengths: Tensor) -> Tensor:
+    """Divides the angles of sequences that are longer than the original length, ``[D / 2], [N] -> [N, D / 2]``.
+
+    transformers takes the padded length of the batch, and may keep it for later batches, so that the result for a row
+    depends on the others. Here each sequence has its own length, so a row gets what transformers computes for this row
+    alone.
+    """
+    growth = 1.0 + scaling.factor * ((lengths.to(frequencies.dtype) / scaling.original_length).clamp(min=1.0) - 1.0)
+    size = 2 * len(frequencies)
+    # The base grows to the power of D / (D - 2), and plane i has the base to the power of -2 i / D.
+    return frequencies / growth[:, None] ** (2 * _planes(frequencies) / max(size - 2, 1))
+
+
+def _yarn(frequencies: Tensor, theta: float, scaling: RotaryScaling) -> Tensor:
+    """Divides the angles of planes that turn less than about once, ``[D / 2] -> [D / 2]``.
+
+    Planes that turn often tell neighbours apart, and stay as they are (Peng et al., arXiv:2309.00071).
+    """
+    size = 2 * len(frequencies)
     # Plane i turns by a radian in theta^(2 i / D) tokens.
     radians = [scaling.original_length / (turns * 2 * math.pi) for turns in (scaling.beta_fast, scaling.beta_slow)]
-    first, last = (size * math.log(tokens) / (2 * math.log(theta)) for tokens in radians)
-    if scaling.truncate:
-        first, last = math.floor(first), math.ceil(last)
-    first, last = max(first, 0), min(last, size - 1)
+    fast, slow = (size * math.log(tokens) / (2 * math.log(theta)) for tokens in radians)
+    first, last = float(max(math.floor(fast), 0)), float(min(math.ceil(slow), size - 1))
     if first == last:
         last += 0.001  # as in transformers, to avoid a division by zero
-    kept = 1 - ((planes - first) / (last - first)).clamp(0, 1)
-    return divided * (1 - kept) + frequencies * kept
+    kept = 1 - ((_planes(frequencies) - first) / (last - first)).clamp(0, 1)
+    return frequencies / scaling.factor * (1 - kept) + frequencies * kept
+
+
+def _planes(frequencies: Tensor) -> Tensor:
+    """Returns ``[D / 2]`` the numbers of the planes, from 0."""
+    return torch.arange(len(frequencies), dtype=frequencies.dtype, device=frequencies.device)
 
 
 def sequence_lengths(position_ids: Tensor, layout: Layout) -> Tensor:

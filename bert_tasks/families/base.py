@@ -280,6 +280,9 @@ def rotary_scaling(hf_config: Mapping[str, Any], *, layer_type: str | None = Non
     for source in (hf_config, rope):
         if source.get("partial_rotary_factor") not in (None, 1):
             raise CheckpointError(f"{subject} is not supported with a partial_rotary_factor")
+    for name, without_effect in (("mscale", 0), ("mscale_all_dim", 0), ("truncate", True)):
+        if rope.get(name) not in (None, without_effect):
+            raise CheckpointError(f"{subject} is not supported with {name} = {shortened(rope[name])}")
     factor = float(config_value(rope, "factor", 1.0, least=1))
     length = hf_config["max_position_embeddings"]
     if rope_type != "yarn":
@@ -287,22 +290,13 @@ def rotary_scaling(hf_config: Mapping[str, Any], *, layer_type: str | None = Non
     given = {name: value for name, value in rope.items() if value is not None}
     if layer_type is None and "original_max_position_embeddings" in hf_config:
         given["original_max_position_embeddings"] = hf_config["original_max_position_embeddings"]
-    truncate = config_value(rope, "truncate", True)
-    if layer_type is not None and not truncate:  # transformers looks for the field beside the objects of the types
-        raise CheckpointError(f"config.json: truncate = False of {layer_type} is not supported, only True is")
-    mscale, mscale_all_dim = (config_value(given, name, 0.0) for name in ("mscale", "mscale_all_dim"))
-    if not mscale or not mscale_all_dim:
-        mscale, mscale_all_dim = 1.0, 0.0
-    growth = 0.1 * math.log(factor)
-    attention_factor = (growth * mscale + 1.0) / (growth * mscale_all_dim + 1.0)
     return RotaryScaling(
         rope_type="yarn",
         factor=factor,
         original_length=config_value(given, "original_max_position_embeddings", length, least=1),
-        attention_factor=float(config_value(given, "attention_factor", attention_factor)),
+        attention_factor=float(config_value(given, "attention_factor", 0.1 * math.log(factor) + 1.0)),
         beta_fast=float(config_value(given, "beta_fast", 32.0, least=0.001)),
         beta_slow=float(config_value(given, "beta_slow", 1.0, least=0.001)),
-        truncate=truncate,
     )
 
 

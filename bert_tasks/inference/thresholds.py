@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, Unpack
+from typing import Any, Literal, NamedTuple, Unpack
 
 import numpy as np
 
@@ -42,7 +42,8 @@ def calibrate(
     Use it if nobody looks at the predictions, and for example 95 % of them must be right. It takes the lowest
     thresholds that keep the promise, or for a recall the highest. A row below the threshold is then predicted as None,
     a label is left out of a set, and an entity is not predicted. The rows must be independent, from the same source as
-    later ones, and used neither for training nor for validation. ``promised_threshold`` has the method and its sources.
+    later ones, and used neither for training nor for validation. Entities of one row, and with an error rate labels of
+    one row, count as independent, too. ``promised_threshold`` has the method and its sources.
 
     Args:
         model: A folder of a model (also an exported one) or of a run.
@@ -70,13 +71,7 @@ def calibrate(
     """
     check_path(model, CheckpointError)
     options = ReadOptions.from_arguments(calibrate, reading)
-    promises = {"precision": precision, "recall": recall, "error_rate": error_rate}
-    stated = {name: value for name, value in promises.items() if value is not None}
-    if len(stated) != 1:
-        raise UsageError(f"pass one of {', '.join(argument(name, None) for name in promises)}, to keep on new rows")
-    for name, value in {**stated, "confidence": confidence}.items():
-        if not 0 < value < 1:
-            raise UsageError(f"{argument(name, None)} is {value}, expected a number between 0 and 1")
+    promise = _promise(precision, recall, error_rate, confidence)
     folder = resolve(model)  # a run's folder holds the folder of its model
     config = read_config(folder)
     entry = config.get(CONFIG_KEY)
@@ -88,46 +83,65 @@ def calibrate(
         raise UsageError("thresholds are for predictions of classes, labels and entities, unlike this model's")
     opened.task = replace(opened.task, output=replace(output, thresholds=()))
     score = evaluate_data(opened, data, reading=options).scores[""]
-    ((name, share),) = stated.items()
-    metric: Literal["precision", "recall"] = "recall" if name == "recall" else "precision"
-    names = {label: output.threshold_name(label) for label in output.labels}
-    promise = f"{name} of each label at least {share:g} with confidence {confidence:g}"
-    if error_rate is not None:
-        names, share = dict.fromkeys(names, ALL), 1 - error_rate
-        promise = f"error rate of all labels at most {error_rate:g} with confidence {confidence:g}"
-    outcomes: dict[str, Outcomes] = {name: [] for name in names.values() if name}
+    groups = {label: output.threshold_name(label) for label in output.labels}
+    if promise.is_of_all:
+        groups = dict.fromkeys(output.labels, ALL)
+    outcomes: dict[str, Outcomes] = {group: [] for group in groups.values() if group}
     for label, candidate, is_right in output.candidates(score.predictions, score.rows):
-        group = label if error_rate is None else ALL
+        group = ALL if promise.is_of_all else label
         if group in outcomes:  # and no type of entities that the model does not have
             outcomes[group].append((candidate, is_right))
-    thresholds, problems = _thresholds(outcomes, metric, share, confidence)
-    if problems:
-        raise DataError(f"{promise} cannot be shown: {'; '.join(problems)}. Pass more rows, or promise less")
+    thresholds = _thresholds(outcomes, promise, confidence)
     results = {"coverage": 1.0}
     total = np.zeros(2)  # predictions with the thresholds, and with default ones
-    for label, threshold in thresholds.items():
-        counts, _ = accepted_and_right(outcomes[label], [threshold, output.default_threshold])
+    for group, threshold in thresholds.items():
+        counts, _ = accepted_and_right(outcomes[group], [threshold, output.default_threshold])
         total += counts
-        results |= {f"threshold_{label}": threshold, f"coverage_{label}": float(counts[0] / max(counts[1], 1))}
+        results |= {f"threshold_{group}": threshold, f"coverage_{group}": float(counts[0] / max(counts[1], 1))}
     results["coverage"] = float(total[0] / max(total[1], 1))
     if entry.get("task") == SEVERAL:
         entry = entry["fitted"][task]
-    entry["thresholds"] = [thresholds.get(names[label], output.default_threshold) for label in output.labels]
-    entry["promise"] = f"{promise}, coverage {results['coverage']:.4f} of {counted(len(score.rows), 'row')}"
+    entry["thresholds"] = [thresholds.get(group, output.default_threshold) for group in groups.values()]
+    entry["promise"] = f"{promise.text}, coverage {results['coverage']:.4f} of {counted(len(score.rows), 'row')}"
     if is_main_process():
         write_config(folder, config)
     return results
 
 
-def _thresholds(
-    outcomes: Mapping[str, Outcomes], metric: Literal["precision", "recall"], share: float, confidence: float
-) -> tuple[dict[str, float], list[str]]:
-    """Returns the threshold of each label, and a clause for each label that has none."""
-    needed = fewest_right(metric, share, confidence)
+class _Promise(NamedTuple):
+    """The lowest share of a metric on new rows, of each label or of all labels together, and the same in words."""
+
+    metric: Literal["precision", "recall"]
+    share: float
+    is_of_all: bool
+    text: str
+
+
+def _promise(precision: float | None, recall: float | None, error_rate: float | None, confidence: float) -> _Promise:
+    """Returns the one promise that is asked for, or raises UsageError."""
+    promises = {"precision": precision, "recall": recall, "error_rate": error_rate}
+    stated = {name: value for name, value in promises.items() if value is not None}
+    if len(stated) != 1:
+        raise UsageError(f"pass one of {', '.join(argument(name, None) for name in promises)}, to keep on new rows")
+    for name, value in {**stated, "confidence": confidence}.items():
+        if not 0 < value < 1:
+            raise UsageError(f"{argument(name, None)} is {value}, expected a number between 0 and 1")
+    certainty = f"with confidence {confidence:g}"
+    if precision is not None:
+        return _Promise("precision", precision, False, f"precision of each label at least {precision:g} {certainty}")
+    if recall is not None:
+        return _Promise("recall", recall, False, f"recall of each label at least {recall:g} {certainty}")
+    rate = stated["error_rate"]
+    return _Promise("precision", 1 - rate, True, f"error rate of all labels at most {rate:g} {certainty}")
+
+
+def _thresholds(outcomes: Mapping[str, Outcomes], promise: _Promise, confidence: float) -> dict[str, float]:
+    """Returns the threshold of each label, or raises DataError with a clause for each label that has none."""
+    needed = fewest_right(promise.metric, promise.share, confidence)
     thresholds: dict[str, float] = {}
     problems: list[str] = []
     for label, of_label in outcomes.items():
-        threshold = promised_threshold(of_label, metric, share, confidence)
+        threshold = promised_threshold(of_label, promise.metric, promise.share, confidence)
         hits = sum(is_right and score > MISSED for score, is_right in of_label)
         if threshold is not None:
             thresholds[label] = threshold
@@ -135,4 +149,6 @@ def _thresholds(
             problems.append(f"{label} has {counted(hits, 'right prediction')}, and {needed} are the fewest possible")
         else:
             problems.append(f"{label} has too many mistakes")
-    return thresholds, problems
+    if problems:
+        raise DataError(f"{promise.text} cannot be shown: {'; '.join(problems)}. Pass more rows, or promise less")
+    return thresholds

@@ -242,7 +242,7 @@ def promised_threshold(
 def fewest_right(metric: Literal["precision", "recall"], share: float, confidence: float) -> int:
     """Returns how many right candidates, without a wrong one, ``promised_threshold`` needs at least."""
     starts = 1 if metric == "recall" else _STARTS
-    return math.ceil(math.log((1 - confidence) / starts) / math.log(share))
+    return math.floor(math.log((1 - confidence) / starts) / math.log(share)) + 1
 
 
 def accepted_and_right(outcomes: Sequence[tuple[float, bool]], thresholds: ArrayLike) -> NDArray[np.int64]:

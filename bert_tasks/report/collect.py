@@ -25,6 +25,7 @@ from bert_tasks.model.inputs import open_model
 from bert_tasks.model.multitask import AnyModel
 from bert_tasks.model.pretrained import CheckpointFolder, stored_tasks
 from bert_tasks.outputs.prediction import Prediction
+from bert_tasks.outputs.thresholds import ThresholdOutput
 from bert_tasks.recipe.check import prepare
 from bert_tasks.recipe.schema import load_recipe
 from bert_tasks.tasks.base import Task
@@ -137,8 +138,9 @@ class Run:
         if self.summary is not None:
             notes += self.summary.notes
         if self.tasks is not None:
-            promises = [getattr(task.output, "promise", "") for task in self.tasks.values()]
-            notes += [f"thresholds: {promise}" for promise in promises if promise]
+            for task in self.tasks.values():
+                if isinstance(task.output, ThresholdOutput) and task.output.promise:
+                    notes.append(f"thresholds: {task.output.promise}")
         return tuple(notes)
 
     def metrics_of(self, name: str) -> dict[str, float]:

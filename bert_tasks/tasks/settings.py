@@ -185,6 +185,8 @@ class TaskSettings(Settings, ABC, Generic[PredictionT]):
         compatible = {name: value for name, value in stored.items() if name not in given}
         if given.get("class_weights", "balanced") != "balanced":
             compatible.pop("balanced_weights", None)  # they were computed for another setting
+        if "thresholds" in given:
+            compatible.pop("promise", None)  # it is kept by the stored thresholds
         output = cls.output_class({**compatible, **given})
         if output is not cls._stored_output(stored):
             compatible = cls._kept_for(output, compatible)
@@ -193,6 +195,8 @@ class TaskSettings(Settings, ABC, Generic[PredictionT]):
         if labels == stored_labels:
             return compatible
         places = label_places(stored_labels, labels)
+        if places is None:
+            compatible.pop("promise", None)  # the thresholds are not kept either
         for name, value in compatible.items():
             if not known[name].is_per_label or not isinstance(value, tuple) or not value:
                 continue

@@ -134,9 +134,17 @@ def test_thresholds_are_stored_applied_and_saved_again(trained: tuple[str, Path]
     opened.save_pretrained(tmp_path / "again")
     assert stored(tmp_path / "again") == stored(folder)
     assert list(predict(tmp_path / "again", rows[:8])) == list(predict(folder, rows[:8]))
+    for settings in ({"thresholds": [0.5] * count}, {"labels": _others(opened.task.output.labels)}):
+        other = TaskModel.from_pretrained(folder, **settings)
+        assert other.task.output.promise == ""  # which was about the stored thresholds
     # A training begins without the thresholds of other weights.
     fit(opened, rows[:4], rows[:4], output_dir=tmp_path / "run", **{**SETTINGS, "epochs": 1})
     assert opened.task.output.promise == ""
+
+
+def _others(labels: Sequence[str]) -> list[str]:
+    """Labels that the model does not have, which are tags if its labels are."""
+    return ["O" if label == "O" else f"{label}x" for label in labels]
 
 
 def test_scores_below_the_threshold_are_not_predicted(trained: tuple[str, Path], tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_the_p_value_of_a_test_is_the_bound_of_clopper_and_pearson(hits: int, tr
 
 
 @pytest.mark.parametrize("metric", ["precision", "recall"])
-@pytest.mark.parametrize(("share", "confidence"), [(0.95, 0.95), (0.8, 0.9), (0.99, 0.99)])
+@pytest.mark.parametrize(("share", "confidence"), [(0.95, 0.95), (0.8, 0.9), (0.99, 0.99), (0.5, 0.75)])
 def test_the_fewest_right_predictions_are_enough_and_one_less_is_not(metric, share, confidence) -> None:
     fewest = fewest_right(metric, share, confidence)
     assert promised_threshold([(0.7, True)] * fewest, metric, share, confidence) is not None
