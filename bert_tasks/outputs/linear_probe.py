@@ -8,7 +8,7 @@ Shape legend: R rows with labels, H hidden, L labels, C classes.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,14 +19,7 @@ _STRENGTHS = (0.01, 0.1, 1.0, 10.0, 100.0)  # C of logistic regression, and 1 / 
 _MOST_FOLDS = 5
 _MOST_ITERATIONS = 10_000  # of L-BFGS, which needs more than its default of 100 for vectors that are not standardised
 Numbers = NDArray[np.float64]
-
-
-class LinearLayer(NamedTuple):
-    """A fitted layer: its weight ``[L, H]``, its bias ``[L]``, and the C of each model of scikit-learn."""
-
-    weight: Numbers
-    bias: Numbers
-    strengths: Sequence[float]
+LinearLayer = tuple[Numbers, Numbers]  # the weight, [L, H], and the bias, [L]
 
 
 @runtime_checkable
@@ -53,7 +46,7 @@ def fit_classes(
     weight, bias = model.coef_, model.intercept_
     if len(labels) == 2:
         weight, bias = np.concatenate([-weight, weight]) / 2, np.concatenate([-bias, bias]) / 2
-    return LinearLayer(weight, bias, [model.C])
+    return weight, bias
 
 
 def fit_label_set(
@@ -68,16 +61,16 @@ def fit_label_set(
         meanings = [f"is without the label {label!r}", f"has the label {label!r}"]
         of_label = None if weights is None else (1.0, weights[index])
         model = _logistic_regression(vectors, flags[:, index], meanings, of_label, seed=seed)
-        layers.append((model.coef_, model.intercept_, model.C))
-    weight, bias, strengths = zip(*layers, strict=True)
-    return LinearLayer(np.concatenate(weight), np.concatenate(bias), strengths)
+        layers.append((model.coef_, model.intercept_))
+    weights_of_labels, biases = zip(*layers, strict=True)
+    return np.concatenate(weights_of_labels), np.concatenate(biases)
 
 
 def fit_number(vectors: Numbers, numbers: Numbers) -> LinearLayer:
     """Fits ridge regression to the number of each row, ``[R]``. Leaving out each row in turn chooses its alpha."""
     linear_model, _ = _scikit_learn()
     model = linear_model.RidgeCV(alphas=[1 / strength for strength in _STRENGTHS]).fit(vectors, numbers)
-    return LinearLayer(model.coef_[None], np.array([model.intercept_]), [1 / model.alpha_])
+    return model.coef_[None], np.array([model.intercept_])
 
 
 def _logistic_regression(

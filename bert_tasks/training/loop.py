@@ -246,10 +246,9 @@ class Trainer:
         """Runs the only step of a linear probe, and evaluates it."""
         self.clock.start()
         samples = self.steps.samples
-        note = fit_output_layer(self.model.one_task(), samples, self.splits.train, seed=self.run.seed)
+        fit_output_layer(self.model.one_task(), samples, self.splits.train, seed=self.run.seed)
         self.clock.tokens = int(samples.lengths.sum())
         self.state.step, self.state.seconds = 1, self.clock.stop()
-        self.reporter.note(note)
         self._evaluate()
 
     def _is_evaluation_due(self) -> bool:

@@ -53,21 +53,17 @@ def freeze_below_output(objective: Objective, accelerator: Accelerator) -> None:
             parameter.requires_grad_(False)
 
 
-def fit_output_layer(model: TaskModel, samples: Samples, rows: Rows, *, seed: int) -> str:
-    """Fits the last layer of the head to the rows that have labels, and returns a sentence about it for the log.
+def fit_output_layer(model: TaskModel, samples: Samples, rows: Rows, *, seed: int) -> None:
+    """Fits the last layer of the head to rows with labels, whose features are ``samples``.
 
-    ``samples`` are the features of the rows. ``seed`` decides which rows are in which fold of the cross-validation.
+    ``seed`` decides which rows are in which fold of the cross-validation.
     """
     output = model.task.output
-    labels = [output.encode(row) for row in rows]
-    labelled = [number for number, of_row in enumerate(labels) if of_row is not None]
-    labels_of_rows = np.array([labels[number] for number in labelled])
-    layer = cast(LinearlyFitted, output).fit_linear(head_inputs(model, samples)[labelled], labels_of_rows, seed=seed)
+    labels = np.array([output.encode(row) for row in rows])
+    weight, bias = cast(LinearlyFitted, output).fit_linear(head_inputs(model, samples), labels, seed=seed)
     with torch.no_grad():
-        model.head.output.weight.copy_(torch.from_numpy(layer.weight))
-        model.head.output.bias.copy_(torch.from_numpy(layer.bias))
-    strengths = ", ".join(f"{strength:g}" for strength in sorted(set(layer.strengths)))
-    return f"linear probe: the last layer of the head was fitted to {len(labelled)} rows with C = {strengths}"
+        model.head.output.weight.copy_(torch.from_numpy(weight))
+        model.head.output.bias.copy_(torch.from_numpy(bias))
 
 
 def head_inputs(model: TaskModel, samples: Samples) -> Numbers:

@@ -19,7 +19,7 @@ from bert_tasks.errors import DataError, RecipeError, UsageError
 from bert_tasks.model.features import training_samples
 from bert_tasks.recipe.schema import load_recipe
 from bert_tasks.training.objectives import Supervised
-from bert_tasks.training.probe import fit_output_layer, freeze_below_output, head_inputs
+from bert_tasks.training.probe import freeze_below_output, head_inputs
 from support.recipes import MINIMAL, write
 from support.small_checkpoints import save_checkpoint
 from support.task_examples import EXAMPLES
@@ -171,18 +171,6 @@ def _applied(model: TaskModel, texts: Sequence[str]) -> np.ndarray:
     inputs = head_inputs(model, training_samples(table, model))
     layer = model.head.output
     return inputs @ layer.weight.detach().double().numpy().T + layer.bias.detach().double().numpy()
-
-
-def test_rows_without_a_label_are_left_out(bert: Path) -> None:
-    weights = []
-    for rows in (make_rows(12, unlabelled=(2, 7)), [row for i, row in enumerate(make_rows(12)) if i not in (2, 7)]):
-        model: TaskModel = TaskModel.from_pretrained(
-            bert, task="sequence-classification", labels=["negative", "positive"]
-        )
-        table = read(rows, model.task.columns, require_labels=False)
-        fit_output_layer(model, training_samples(table, model), table, seed=SEED)
-        weights.append(model.head.output.weight.detach())
-    assert torch.allclose(*weights, atol=1e-4)
 
 
 def test_a_label_with_one_row_leaves_no_folds_and_one_without_rows_is_an_error(bert: Path, tmp_path: Path) -> None:
