@@ -22,7 +22,7 @@ from bert_tasks.export import TOLERANCE, export
 from bert_tasks.families import encoder_config, family_of, parameter_map
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import MaskedLanguageModeling
-from support.hf_models import HFBatch, hf_config, hf_frequencies, hf_model, random_batch
+from support.hf_models import HFBatch, hf_config, hf_frequencies, hf_model, lacks, random_batch
 from support.int8 import needs_int8
 from support.parity import (
     hf_output,
@@ -177,6 +177,7 @@ def test_any_scaling_has_the_frequencies_of_transformers(seed: int) -> None:
             assert scaling.attention_factor == pytest.approx(factor, rel=1e-12)
 
 
+needs_current_modernbert = pytest.mark.skipif(lacks("modernbert"), reason="an older ModernBERT is no reference")
 # What semantic-router's training of mmBERT with 32,768 tokens sets before it loads mmBERT base, and mmBERT base itself:
 # https://github.com/vllm-project/semantic-router/blob/main/src/training/model_embeddings/mmbert_32k/configs/foundation.json
 # https://huggingface.co/jhu-clsp/mmBERT-base/blob/main/config.json
@@ -203,6 +204,7 @@ MMBERT_32K: dict[str, Any] = {
 }
 
 
+@needs_current_modernbert
 def test_mmbert_with_32768_tokens() -> None:
     theirs = AutoConfig.for_model(**copy.deepcopy(MMBERT_32K))
     config = encoder_config(MMBERT_32K)
@@ -228,6 +230,7 @@ def test_mmbert_with_32768_tokens() -> None:
 MASK = torch.ones(1, 16_384, dtype=torch.bool, device="meta")
 
 
+@needs_current_modernbert
 def test_mmbert_has_the_frequencies_of_a_stock_model() -> None:
     rotary = ModernBertRotaryEmbedding(AutoConfig.for_model(**copy.deepcopy(MMBERT_32K)))
     scaling = encoder_config(MMBERT_32K).rotary_scaling[0]
