@@ -114,7 +114,7 @@ def export(
     revision: str | None = None,
     adapter: str | Path | None = None,
     overwrite: bool = False,
-    vocabulary: str | Path | Sequence[Data] | None = None,
+    vocabulary: Data | Sequence[Path] | None = None,
     **reading: Unpack[ReadingArguments],
 ) -> Export:
     """Exports a model to an ONNX graph and verifies the graph against the model.
@@ -138,9 +138,9 @@ def export(
         revision: See ``TaskModel.from_pretrained``.
         adapter: See ``TaskModel.from_pretrained``.
         overwrite: True to replace an earlier export. Default: False.
-        vocabulary: A file, or a list of files and of rows in memory, whose pieces are the vocabulary of the weights
-            for ``transformers``, with special tokens and single characters for other texts. That their rows have the
-            same tokens as before is checked. Default: the whole vocabulary.
+        vocabulary: Rows whose pieces are the vocabulary of the weights for ``transformers``, with special tokens and
+            single characters for other texts. Pass what ``predict`` accepts, or a list of ``Path`` for several files.
+            That the rows have the same tokens as before is checked. Default: the whole vocabulary.
         reading: Fields of `ReadOptions` for ``data`` and ``vocabulary``.
 
     Returns:
@@ -216,7 +216,7 @@ def _encoder(model: AnyModel | str | Path, to: str, loading: Mapping[str, Any]) 
 
 
 def _export_weights(
-    model: AnyModel, target: Path, vocabulary: str | Path | Sequence[Data] | None, reading: ReadOptions
+    model: AnyModel, target: Path, vocabulary: Data | Sequence[Path] | None, reading: ReadOptions
 ) -> Export:
     """Saves a model whose head transformers has, perhaps with the pieces of some texts only."""
     task = model.one_task().task

@@ -207,7 +207,10 @@ def converted_config(hf_config: Mapping[str, Any], *, layers: Sequence[int], fam
 
 
 def config_of_kept_ids(hf_config: Mapping[str, Any], new_ids: Mapping[int, int]) -> dict[str, Any]:
-    """Returns the config.json of a model that keeps some rows of the word embeddings, for ids with their new ids."""
+    """Returns the config.json of a model that keeps some rows of the word embeddings, for ids with their new ids.
+
+    Special tokens have their new ids, also those in a list. An id whose row is gone is removed.
+    """
     fields = family_of(hf_config).fields
     # The file may lack the id of padding, which is then transformers' default.
     complete = {**hf_config, fields["pad_token_id"][0]: encoder_config(hf_config).pad_token_id}
@@ -215,6 +218,8 @@ def config_of_kept_ids(hf_config: Mapping[str, Any], new_ids: Mapping[int, int])
     for name, value in complete.items():
         if not name.endswith("_token_id") or value is None:
             config[name] = value
+        elif isinstance(value, list):  # as in configurations of Llama, in which several tokens end a text
+            config[name] = [new_ids[number] for number in value if number in new_ids]
         elif value in new_ids:  # an id outside the vocabulary was never used
             config[name] = new_ids[value]
     return {**config, fields["vocab_size"][0]: len(new_ids)}

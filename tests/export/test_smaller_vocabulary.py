@@ -5,6 +5,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 from transformers import (
@@ -12,6 +13,7 @@ from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
     PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
 )
 
 from bert_tasks import TaskModel, predict
@@ -69,7 +71,7 @@ def test_the_texts_keep_tokens_and_logits(
     else:
         source = saved(tmp_path / "model", family, tokenizer_of(family, by_kind))
     texts = [*TEXTS, *random_texts(0)]
-    smaller = export(source, to="transformers", output=tmp_path / "smaller", vocabulary=[texts]).folder
+    smaller = export(source, to="transformers", output=tmp_path / "smaller", vocabulary=texts).folder
     before, after = AutoTokenizer.from_pretrained(source), AutoTokenizer.from_pretrained(smaller)
     whole = AutoModelForSequenceClassification.from_pretrained(source)
     part = AutoModelForSequenceClassification.from_pretrained(smaller)
@@ -107,7 +109,7 @@ def test_the_piece_that_unknown_characters_depend_on_stays(
     word = max(words, key=lambda entry: len(entry[0]))
     word[1] = -30.0
     (source / "tokenizer.json").write_text(json.dumps(content))
-    smaller = export(source, to="transformers", output=tmp_path / "smaller", vocabulary=[["a ☃ cat", "☃"]]).folder
+    smaller = export(source, to="transformers", output=tmp_path / "smaller", vocabulary=["a ☃ cat", "☃"]).folder
     assert word[0] in AutoTokenizer.from_pretrained(smaller).get_vocab()
     assert unknown_score(smaller) == -30.0
 
@@ -117,11 +119,78 @@ def test_a_tokenizer_with_bytes_reads_every_text(
     family: str, kind: str, by_kind: dict[str, PreTrainedTokenizerBase], tmp_path: Path
 ) -> None:
     source = saved(tmp_path / "model", family, by_kind[kind])
-    smaller = export(source, to="transformers", output=tmp_path / "smaller", vocabulary=[["a cold wind"]]).folder
+    smaller = export(source, to="transformers", output=tmp_path / "smaller", vocabulary=["a cold wind"]).folder
     tokenizer = AutoTokenizer.from_pretrained(smaller)
     assert len(tokenizer) < 330  # 256 bytes, 5 special tokens, characters and a few pieces
     for text in [*LINES, *MULTILINGUAL_LINES, "🤗"]:
         assert tokenizer.decode(tokenizer(text, add_special_tokens=False)["input_ids"]) == text
+
+
+def test_wordpiece_keeps_the_piece_for_unknown_characters(
+    wordpiece_tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    content = json.loads(wordpiece_tokenizer.backend_tokenizer.to_str())
+    found = tokens_in_smaller_vocabulary(content, tmp_path, ["a cold wind"])
+    assert found == ["[CLS]", "a", "[UNK]", "wind", "[SEP]"]
+
+
+@pytest.mark.parametrize("has_unknown", [True, False])
+def test_unigram_keeps_the_piece_for_unknown_characters(
+    has_unknown: bool, unigram_tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    """The piece is the last one, so it gets another id. A tokenizer that has all characters can do without it."""
+    content = json.loads(unigram_tokenizer.backend_tokenizer.to_str())
+    settings = content["model"]
+    pieces = settings["vocab"]
+    pieces.append(pieces[1])
+    pieces[1] = ["▁never", -9.0]
+    settings["unk_id"] = len(pieces) - 1
+    texts = ["a cold wind"]
+    if not has_unknown:
+        settings["unk_id"] = None
+        missing = set("☃3ип\u0435л你好,.<>[]1\U00012000") - {piece for piece, _ in pieces}
+        pieces += [[character, -9.0] for character in sorted(missing)]
+        texts += missing
+    unknown = "<unk>" if has_unknown else "☃"
+    expected = ["[CLS]", "▁a", "▁", unknown, "▁win", "d", "[SEP]"]
+    assert tokens_in_smaller_vocabulary(content, tmp_path, texts) == expected
+
+
+def tokens_in_smaller_vocabulary(content: dict[str, Any], folder: Path, texts: list[str]) -> list[str]:
+    """Exports a model with this tokenizer, of which transformers knows no piece for unknown characters."""
+    content["added_tokens"] = [token for token in content["added_tokens"] if token["content"] not in ("[UNK]", "<unk>")]
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    names = {"pad_token": content["added_tokens"][0]["content"]}
+    names |= {f"{role}_token": f"[{role.upper()}]" for role in ("cls", "sep", "mask")}
+    before = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), model_max_length=300, **names)
+    save_checkpoint(folder / "model", "bert", before, head="sequence", wide=True, positions=300)
+    smaller = export(folder / "model", to="transformers", output=folder / "smaller", vocabulary=texts).folder
+    text = "a ☃ wind"
+    after = AutoTokenizer.from_pretrained(smaller)
+    tokens = [tokenizer.convert_ids_to_tokens(tokenizer(text)["input_ids"]) for tokenizer in (before, after)]
+    assert tokens[0] == tokens[1]
+    assert len(after) < len(before)
+    assert numbers(predict(smaller, [text])) == pytest.approx(numbers(predict(folder / "model", [text])), abs=1e-5)
+    return tokens[1]
+
+
+def with_special_tokens_at(place: int, tokenizer: PreTrainedTokenizerBase, folder: Path) -> PreTrainedTokenizerBase:
+    """Moves the five special tokens, which have the first ids, behind this number of pieces."""
+    tokenizer.save_pretrained(folder)
+    content = json.loads((folder / "tokenizer.json").read_text())
+    ids = content["model"]["vocab"]
+    for piece, number in ids.items():
+        if number < place + 5:
+            ids[piece] = (number - 5) % (place + 5)
+    content["model"]["vocab"] = dict(sorted(ids.items(), key=lambda pair: pair[1]))
+    for token in content["added_tokens"]:
+        token["id"] = ids[token["content"]]
+    for piece, token in content["post_processor"]["special_tokens"].items():
+        token["ids"] = [ids[piece]]
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    moved = AutoTokenizer.from_pretrained(folder)
+    assert moved.pad_token_id == place
+    return moved
 
 
 @pytest.mark.parametrize("processor", ["TemplateProcessing", "RobertaProcessing"])
@@ -129,28 +198,23 @@ def test_special_tokens_behind_the_pieces(
     processor: str, modern_tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
     """As in published ModernBERT checkpoints. Their ids change in config.json and in the post-processor, too."""
-    modern_tokenizer.save_pretrained(tmp_path)
-    content = json.loads((tmp_path / "tokenizer.json").read_text())
-    ids = {piece: (number - 5) % 600 for piece, number in content["model"]["vocab"].items()}  # 5 special tokens
-    content["model"]["vocab"] = dict(sorted(ids.items(), key=lambda pair: pair[1]))
-    for token in content["added_tokens"]:
-        token["id"] = ids[token["content"]]
-    for piece, token in content["post_processor"]["special_tokens"].items():
-        token["ids"] = [ids[piece]]
+    before = with_special_tokens_at(595, modern_tokenizer, tmp_path)
     if processor == "RobertaProcessing":
-        ends = {role: [f"[{role.upper()}]", ids[f"[{role.upper()}]"]] for role in ("sep", "cls")}
+        content = json.loads((tmp_path / "tokenizer.json").read_text())
+        ends = {"sep": ["[SEP]", 597], "cls": ["[CLS]", 596]}
         content["post_processor"] = {"type": processor, **ends, "trim_offsets": True, "add_prefix_space": False}
-    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-    before = AutoTokenizer.from_pretrained(tmp_path)
-    assert before.pad_token_id == 595
+        (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+        before = AutoTokenizer.from_pretrained(tmp_path)
     save_checkpoint(tmp_path / "model", "modernbert", before, head="sequence", wide=True, positions=300)
     edit_config(tmp_path / "model", pad_token_id=595, cls_token_id=596, sep_token_id=597, bos_token_id=None)
-    smaller = export(tmp_path / "model", to="transformers", output=tmp_path / "smaller", vocabulary=[LINES[:5]]).folder
+    edit_config(tmp_path / "model", eos_token_id=[597, 596, 600])  # the last one is no id of the vocabulary
+    smaller = export(tmp_path / "model", to="transformers", output=tmp_path / "smaller", vocabulary=LINES[:5]).folder
     after = AutoTokenizer.from_pretrained(smaller)
     config = json.loads((smaller / "config.json").read_text())
     for role in ("pad", "cls", "sep"):
         assert config[f"{role}_token_id"] == getattr(after, f"{role}_token_id") < len(after) < 595
     assert config["bos_token_id"] is None
+    assert config["eos_token_id"] == [after.sep_token_id, after.cls_token_id]
     tokens = [tokenizer.convert_ids_to_tokens(tokenizer(LINES[0])["input_ids"]) for tokenizer in (before, after)]
     assert tokens[0] == tokens[1]
     assert (tokens[1][0], tokens[1][-1]) == ("[CLS]", "[SEP]")
@@ -159,7 +223,7 @@ def test_special_tokens_behind_the_pieces(
 def test_the_published_model(embedded_model: Path, tmp_path: Path) -> None:
     """Characters stay if a kept piece has a character of their script. The model opens again with its settings."""
     model = TaskModel.from_pretrained(embedded_model, task="text-classification", labels=["no", "yes"], max_length=16)
-    result = export(model, to="transformers", output=tmp_path / "smaller", vocabulary=[[*LINES, "Слон"]])
+    result = export(model, to="transformers", output=tmp_path / "smaller", vocabulary=[*LINES, "Слон"])
     measured = result.record["vocabulary"]
     assert (measured["rows"], measured["before"]["pieces"]) == (21, 30522)
     size = sum(path.stat().st_size for path in result.folder.glob("*.safetensors"))
@@ -191,7 +255,7 @@ def test_rows_of_other_tasks(task: str, rows: Any, checkpoint: Path, tmp_path: P
     if labels is not None:
         model = TaskModel.from_pretrained(checkpoint, task=task, labels=labels, max_length=8, **_overlap(task))
     data = [dict(row) for row in rows]
-    result = export(model, to="transformers", output=tmp_path / "smaller", vocabulary=[data])
+    result = export(model, to="transformers", output=tmp_path / "smaller", vocabulary=data)
     assert result.record["vocabulary"]["after"]["pieces"] < model.config.vocab_size
     assert numbers(predict(result.folder, data)) == pytest.approx(numbers(predict(model, data)), abs=1e-6)
 
@@ -214,20 +278,53 @@ def test_masked_language_models(
     source = export(model, to="transformers", output=tmp_path / "whole").folder
     texts = [row["text"].replace("[MASK]", model.tokenizer.mask_token) for row in MASKED]
     smaller = export(model, to="transformers", output=tmp_path / "smaller", vocabulary=texts_file(tmp_path, texts))
-    before, after = AutoTokenizer.from_pretrained(source), AutoTokenizer.from_pretrained(smaller.folder)
+    check_logits_of_masked_language_models(source, smaller.folder, texts)
+    assert len(predict(smaller.folder, [dict(MASKED[0])])[0].masks) == 1
+
+
+def check_logits_of_masked_language_models(source: Path, smaller: Path, texts: list[str]) -> None:
+    """The logits of the pieces that stay are the same. export does not check them."""
+    before, after = AutoTokenizer.from_pretrained(source), AutoTokenizer.from_pretrained(smaller)
     kept = before.convert_tokens_to_ids(after.convert_ids_to_tokens(range(len(after))))
     whole = AutoModelForMaskedLM.from_pretrained(source)
-    part = AutoModelForMaskedLM.from_pretrained(smaller.folder)
+    part = AutoModelForMaskedLM.from_pretrained(smaller)
+    assert len(after) == part.config.vocab_size < whole.config.vocab_size
     for text in texts:
         expected = whole(**before(text, return_tensors="pt")).logits[..., kept]
         torch.testing.assert_close(part(**after(text, return_tensors="pt")).logits, expected)
-    assert len(predict(smaller.folder, [dict(MASKED[0])])[0].masks) == 1
+
+
+def test_positions_behind_the_id_of_padding(modern_tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    """The id stays, because RoBERTa's first token has the position behind it."""
+    tokenizer = with_special_tokens_at(300, modern_tokenizer, tmp_path)
+    save_checkpoint(tmp_path / "base", "roberta", tokenizer, wide=True, positions=600)
+    edit_config(tmp_path / "base", pad_token_id=300)
+    model = TaskModel.from_pretrained(tmp_path / "base", task="masked-language-modeling", max_length=24)
+    source = export(model, to="transformers", output=tmp_path / "whole").folder
+    texts = [row["text"] for row in MASKED]
+    smaller = export(model, to="transformers", output=tmp_path / "smaller", vocabulary=texts).folder
+    check_logits_of_masked_language_models(source, smaller, texts)
 
 
 def texts_file(folder: Path, texts: list[str]) -> Path:
     path = folder / "texts.txt"
     path.write_text("\n".join(texts) + "\n")
     return path
+
+
+def test_the_texts_are_what_predict_accepts(unigram_tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    """Only paths in a list are files."""
+    source = saved(tmp_path / "model", "albert", unigram_tokenizer)
+    texts = ["snow wind", "the child asked"]
+    file = texts_file(tmp_path, texts)
+    rows = [{"text": text} for text in texts]
+    vocabularies = []
+    for data in (texts, rows, pd.DataFrame(rows), file, str(file), [file], (file,)):
+        result = export(source, to="transformers", output=tmp_path / "smaller", overwrite=True, vocabulary=data)
+        assert result.record["vocabulary"]["rows"] == 2
+        vocabularies.append(AutoTokenizer.from_pretrained(result.folder).get_vocab())
+    assert "▁win" in vocabularies[0]
+    assert all(found == vocabularies[0] for found in vocabularies)
 
 
 def test_the_command_reads_several_files(
@@ -258,15 +355,25 @@ def ended_with() -> Any:
     return 0
 
 
+def with_new_weights(model: TaskModel) -> TaskModel:
+    torch.nn.init.normal_(model.encoder.embeddings.word.weight)
+    return model
+
+
 def test_what_is_refused(
     bpe_tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    made = vocabulary._smaller_model
     source = saved(tmp_path / "model", "roberta", bpe_tokenizer)
     with pytest.raises(UsageError, match=r"a smaller vocabulary is for weights\. Set to='transformers'"):
-        export(source, to="onnx", output=tmp_path / "other", vocabulary=[["a"]])
+        export(source, to="onnx", output=tmp_path / "other", vocabulary=["a"])
     with pytest.raises(DataError, match="there is no row whose pieces could be the vocabulary"):
-        export(source, to="transformers", output=tmp_path / "other", vocabulary=[[]])
+        export(source, to="transformers", output=tmp_path / "other", vocabulary=[])
     monkeypatch.setattr(vocabulary, "_merged_pieces", lambda pieces, merges: set())
-    with pytest.raises(CheckpointError, match="other tokens or logits with a smaller vocabulary, so export wrote no"):
-        export(source, to="transformers", output=tmp_path / "other", vocabulary=[LINES])
+    with pytest.raises(CheckpointError, match="the texts have other tokens with a smaller vocabulary, so export wrote"):
+        export(source, to="transformers", output=tmp_path / "other", vocabulary=["a"] * 200 + LINES)  # all are checked
+    monkeypatch.undo()
+    monkeypatch.setattr(vocabulary, "_smaller_model", lambda model, new_ids: with_new_weights(made(model, new_ids)))
+    with pytest.raises(CheckpointError, match="the same tokens have other logits with a smaller vocabulary, so export"):
+        export(source, to="transformers", output=tmp_path / "other", vocabulary=LINES)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "model.stock"]
