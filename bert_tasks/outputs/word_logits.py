@@ -30,7 +30,7 @@ def word_places(compact: Sequence[Tensor], features: Sequence[Feature], labels: 
     Args:
         compact: The logits of the tokens that each feature reads.
         features: The features of rows.
-        labels: The labels, in the order of the logits. Without "O" the first window that reads a word stands for it.
+        labels: The labels, in the order of the logits.
     """
     places: dict[tuple[int, int], list[tuple[int, int]]] = {}  # row and number of a word -> its places
     for number, feature in enumerate(features):
@@ -40,17 +40,16 @@ def word_places(compact: Sequence[Tensor], features: Sequence[Feature], labels: 
         for token, is_start in enumerate(word_starts(word_ids)):
             if is_start:
                 places.setdefault((feature["row"], word_ids[token]), []).append((number, token))
-    if "O" not in labels or all(len(of_word) == 1 for of_word in places.values()):
+    if all(len(of_word) == 1 for of_word in places.values()):
         return [of_word[0] for of_word in places.values()]
-    support = [logits.softmax(dim=1).select(1, labels.index("O")).tolist() for logits in compact]
-    chosen: list[tuple[int, int]] = []
-    for of_word in places.values():
-        best = of_word[0]
-        for place in of_word[1:]:
-            if support[place[0]][place[1]] > support[best[0]][best[1]]:
-                best = place
-        chosen.append(best)
-    return chosen
+    outside = labels.index("O")
+    support: list[list[float]] = [logits.softmax(dim=1).select(1, outside).tolist() for logits in compact]
+
+    def support_at(place: tuple[int, int]) -> float:
+        number, token = place
+        return support[number][token]
+
+    return [max(of_word, key=support_at) for of_word in places.values()]  # the first of equal places
 
 
 def word_logits(compact: Sequence[Tensor], features: Sequence[Feature], labels: Sequence[str]) -> Tensor:

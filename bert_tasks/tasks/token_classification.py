@@ -72,7 +72,9 @@ class TokenClassification(Task[TokenPrediction]):
     the window that supports it most, the one in which "O" is most probable, because one passage that supports a word is
     enough (``word_places``). LettuceDetect does the opposite
     (https://github.com/KRLabsOrg/LettuceDetect/blob/main/lettucedetect/detectors/transformer.py): it takes a word for
-    supported only if all parts of the context say so. A row without a context is read as if it had neither column.
+    supported only if all parts of the context say so. A row without a context is read as if it had neither column. A
+    model that was trained without contexts reads the context of a row, too, because published models such as
+    LettuceDetect do not say in their config.json that they read contexts.
 
     Attributes:
         labelling: The sub-words of a word that are trained. ``first`` trains the first one, ``all`` trains all, and
@@ -130,6 +132,11 @@ class TokenClassification(Task[TokenPrediction]):
             not self.output.crf or self.labelling == "first",
             f"crf = true requires labelling = 'first', not {self.labelling!r}",
         )
+        if self.output.reads_context:  # a model that was trained with contexts may be opened with other settings
+            reason = "but the training rows have contexts, of which several windows may read one word"
+            require(not self.output.crf, f"crf = true scores all words of a row once, {reason}", UsageError)
+            reason = "but the training rows have contexts of their own"
+            require(self.context_tokens == 0, f"context_tokens reads the rows around, {reason}", UsageError)
 
     def fit_rows(self, rows: Iterable[Row]) -> Self:
         """Returns the task with an output that is fitted to the training rows (``Tags.fit_rows``).
@@ -142,13 +149,7 @@ class TokenClassification(Task[TokenPrediction]):
             if isinstance(rows, Iterator):  # which can be read only once
                 rows = list(rows)
             self._check_documents(rows)
-        fitted = super().fit_rows(rows)
-        if fitted.output.reads_context:
-            reason = "but a row has a context, of which several windows may read one word"
-            require(not self.output.crf, f"crf = true scores all words of a row once, {reason}", UsageError)
-            reason = "but a row has a context of its own"
-            require(self.context_tokens == 0, f"context_tokens reads the rows around, {reason}", UsageError)
-        return fitted
+        return super().fit_rows(rows)
 
     def _check_documents(self, rows: Iterable[Row]) -> None:
         if all(row.get("document") is None for row in rows):
@@ -202,7 +203,7 @@ class TokenClassification(Task[TokenPrediction]):
         split = self._split(rows, contexts, tokenizer)
         features: list[Feature] = []
         for row, windows in enumerate(self._windows(self._documents(rows), split, contexts, rules)):
-            self._check_merging(contexts[row], windows)
+            self._check_merging(windows)
             names = self.output.word_labels(rows[row])
             lost_tokens = _lost_tokens(split[row], contexts[row])
             for window in windows:
@@ -223,8 +224,7 @@ class TokenClassification(Task[TokenPrediction]):
     def _contexts(self, rows: Sequence[Row], tokenizer: "PreTrainedTokenizerBase") -> list[Context | None]:
         """Returns the context of each row, or None for a row without one.
 
-        Tasks that cannot be trained with a context (see ``fit_rows``) do not read it. Rows of several tasks may have
-        one for another task.
+        Settings that cannot be combined with a context read none. Rows of several tasks may have one for another task.
         """
         if self.output.crf or self.context_tokens > 0:
             return [None] * len(rows)
@@ -239,7 +239,7 @@ class TokenClassification(Task[TokenPrediction]):
         split = split_words([row["words"] for row in rows], tokenizer, longest=longest)
         for row, context in enumerate(contexts):
             if context is not None:
-                split[row] = split[row].shortened(context.rules.longest_word)
+                split[row] = split[row].shortened(context.longest_word)
         return split
 
     def _windows(
@@ -257,9 +257,9 @@ class TokenClassification(Task[TokenPrediction]):
             else:  # a row with a context of its own is a document of its own
                 yield list(context.windows(split[document.start]))
 
-    def _check_merging(self, context: Context | None, windows: Sequence[WordWindow]) -> None:
+    def _check_merging(self, windows: Sequence[WordWindow]) -> None:
         """Raises DataError if windows read the same words, and the label by which they are compared does not exist."""
-        if context is None or "O" in self.output.labels:
+        if "O" in self.output.labels:
             return
         parts = {window.words for window in windows}  # of the text
         if len(parts) < len(windows):
@@ -330,7 +330,7 @@ class TokenClassification(Task[TokenPrediction]):
             context = contexts[document.start]
             if context is not None:
                 tokens += [(document.start, span) for span in context.spans]
-                context = context.numbered(0)
+                context = context.numbered()
             for row in document:
                 first = len(tokens)
                 tokens += [(row, span) for span in _sub_word_spans(rows[row], split[row])]

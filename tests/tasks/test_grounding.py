@@ -25,7 +25,7 @@ from bert_tasks.tasks import TokenClassification
 from bert_tasks.tasks.features import collate
 from bert_tasks.tasks.windows.contexts import ContextTokens, tokenized_contexts
 from bert_tasks.tasks.windows.frame import Frame
-from bert_tasks.tasks.windows.grounding import Context, PairRules
+from bert_tasks.tasks.windows.grounding import Context
 from bert_tasks.tasks.windows.words import SubWords
 from support.servers import Application, rounded, visit
 from support.small_checkpoints import save_checkpoint, tokenizer_of
@@ -154,7 +154,21 @@ class TestAgainstTransformers:
         torch.testing.assert_close(torch.tensor(prediction.logits), expected, atol=1e-4, rtol=0)
 
 
-WORDS = st.lists(st.integers(1, 4), max_size=14)
+def numbered_context(*, question: int, context: int, room: int, overlap: int) -> Context:
+    """A context whose tokens are numbers, those of the question from 0 on and its own from 1,000 on."""
+    nothing = torch.zeros(0, dtype=torch.int64).numpy()
+    return Context(
+        frame=Frame(special=((-1,), (-2, -2), (-3,)), types=(0, 0, 0, 1, 1)),
+        room=room,
+        overlap=overlap,
+        texts={},
+        tokens=ContextTokens(ids=[], starts=nothing, ends=nothing),
+        question=range(question),
+        ids=range(1000, 1000 + context),
+    )
+
+
+WORDS = st.lists(st.integers(1, 4) | st.integers(20, 40), max_size=14)
 
 
 @settings(max_examples=150, deadline=None)
@@ -162,16 +176,11 @@ WORDS = st.lists(st.integers(1, 4), max_size=14)
 def test_every_word_meets_every_token_of_the_context(
     lengths: list[int], context: int, question: int, room: int
 ) -> None:
-    """Tokens are numbers here: the question from 0, the context from 1,000, the text from 2,000."""
-    frame = Frame(special=((-1,), (-2, -2), (-3,)), types=(0, 0, 0, 1, 1))
-    rules = PairRules(frame=frame, room=room, overlap=6)
+    row = numbered_context(question=question, context=context, room=room, overlap=6)
     starts = [0]
     for length in lengths:
-        starts.append(starts[-1] + min(length, rules.longest_word))
+        starts.append(starts[-1] + min(length, row.longest_word))
     text = SubWords(ids=range(2000, 2000 + starts[-1]), starts=starts, lost=0)
-    nothing = tokenized_nothing()
-    asked, ids = range(question), range(1000, 1000 + context)
-    row = Context(rules=rules, texts={}, tokens=nothing, question=asked, ids=ids)
     met: dict[int, set[int]] = {}
     windows = list(row.windows(text))
     for window in windows:
@@ -181,17 +190,25 @@ def test_every_word_meets_every_token_of_the_context(
             assert [window.ids[place] for place in span] == list(text.ids[starts[word] : starts[word + 1]])
             met.setdefault(word, set()).update(token for token in window.ids if 1000 <= token < 2000)
     assert list(met) == list(range(len(lengths)))
-    assert all(tokens == set(ids) for tokens in met.values())
-    if starts[-1] <= room - question - rules.quarter:
+    assert all(tokens == set(row.ids) for tokens in met.values())
+    if starts[-1] <= room - question - row.quarter:
         assert all(list(text.ids) == [token for token in window.ids if token >= 2000] for window in windows)
     if question + context + starts[-1] <= room:
         assert len(windows) == 1
     assert len(windows) <= max(1, (8 * context // room + 2)) * max(1, 8 * starts[-1] // room + 2)
 
 
-def tokenized_nothing() -> ContextTokens:
-    nothing = torch.zeros(0, dtype=torch.int64).numpy()
-    return ContextTokens(ids=[], starts=nothing, ends=nothing)
+@pytest.mark.parametrize(("overlap", "texts"), [(8, [2000, 2006, 2012, 2018]), (2, [2000, 2010, 2020])])
+def test_windows_overlap_by_half_of_their_room_at_most(overlap: int, texts: list[int]) -> None:
+    """With a room of 20, a question of 3, and a quarter for the context, parts of the text have 12 tokens."""
+    row = numbered_context(question=3, context=30, room=20, overlap=overlap)
+    text = SubWords(ids=range(2000, 2030), starts=range(31), lost=0)
+    parts: dict[int, list[int]] = {}  # the first token of a part of the text -> those of the context beside it
+    for window in row.windows(text):
+        first = min(token for token in window.ids if token >= 2000)
+        parts.setdefault(first, []).append(min(token for token in window.ids if 1000 <= token < 2000))
+    assert list(parts) == texts
+    assert parts[2000] == list(range(1000, 1030, 3))  # parts of 5 tokens, of which neighbours share 2
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -284,17 +301,27 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("changes", "message"),
         [
-            ({"crf": True}, "crf = true scores all words of a row once, but a row has a context"),
-            ({"context_tokens": 8}, "context_tokens reads the rows around, but a row has a context"),
+            ({"crf": True}, "crf = true scores all words of a row once, but the training rows have contexts"),
+            ({"context_tokens": 8}, "context_tokens reads the rows around, but the training rows have contexts"),
         ],
     )
-    def test_tasks_that_cannot_be_trained_with_a_context_do_not_read_it(
-        self, changes: dict[str, Any], message: str, wordpiece_tokenizer: PreTrainedTokenizerBase
+    def test_settings_that_cannot_be_combined_with_a_context(
+        self,
+        changes: dict[str, Any],
+        message: str,
+        folder: Path,
+        tmp_path: Path,
+        wordpiece_tokenizer: PreTrainedTokenizerBase,
     ) -> None:
         task = TASK.with_settings(**changes)
         row = {**grounded(LINES[0], LONG), "document": "1"}
         with pytest.raises(UsageError, match=message):
             task.fit_rows([row])
+        model = TaskModel.from_pretrained(folder)
+        model.task = model.task.fit_rows([row])
+        model.save_pretrained(tmp_path)
+        with pytest.raises(UsageError, match=message):  # and not in silence a model that ignores contexts
+            TaskModel.from_pretrained(tmp_path, **changes)
         without = {name: value for name, value in row.items() if name not in ("question", "context")}
         assert task.features([row], wordpiece_tokenizer) == task.features([without], wordpiece_tokenizer)
 

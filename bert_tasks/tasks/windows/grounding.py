@@ -1,8 +1,6 @@
 """Windows of a context and of the words of a text beside it, such as passages and an answer that is checked by them.
 
 Every word of the text is read with every part of the context, so that no passage behind it is missed.
-
-Shape legend: W words of a text, N tokens of a window.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,40 +19,29 @@ from bert_tasks.tasks.windows.words import SubWords, WordWindow, cut, read_words
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-BETWEEN = "\n\n"  # between a question and its context, which are one text for the tokenizer
 _LEAST_ROOM = 4  # tokens, of which the question may have one, the context one, and the text two
 
 
 @dataclass(frozen=True, kw_only=True)
-class PairRules:
-    """The layout of windows with a context.
+class Context:
+    """What is read before a text, a context and perhaps a question before it, and the layout of its windows.
 
     Attributes:
         frame: The special tokens around and between the context and the text.
         room: The number of tokens of both that a window holds.
         overlap: Maximum number of tokens that neighbouring windows share.
-
-    Examples:
-        >>> PairRules.of(tokenizer, max_length=128, overlap=32).room
-        125
+        texts: The text of the question, if there is one, and of the context, by column.
+        tokens: The tokens of both, joined by an empty line.
+        question, ids: The ids of the tokens of the question, which every window repeats, and of the context.
     """
 
     frame: Frame
     room: int
     overlap: int
-
-    @classmethod
-    def of(cls, tokenizer: "PreTrainedTokenizerBase", *, max_length: int, overlap: int) -> "PairRules":
-        """Returns a tokenizer's rules for windows of at most ``max_length`` tokens, including special tokens.
-
-        Raises:
-            UsageError: The special tokens leave no room for a context and a text.
-        """
-        frame = Frame.of(tokenizer, texts=2)
-        least = frame.size + _LEAST_ROOM
-        if max_length < least:
-            raise UsageError(f"max_length is {max_length}, but a context and a text need {least} tokens or more")
-        return cls(frame=frame, room=max_length - frame.size, overlap=overlap)
+    texts: Mapping[str, str]
+    tokens: ContextTokens
+    question: Sequence[int]
+    ids: Sequence[int]
 
     @property
     def quarter(self) -> int:
@@ -66,50 +53,31 @@ class PairRules:
         """Maximum number of sub-words of a word, so that any word fits beside a question and some context."""
         return self.room - 2 * self.quarter
 
-
-@dataclass(frozen=True, kw_only=True)
-class Context:
-    """What is read before a text: a context, and perhaps a question before it.
-
-    Attributes:
-        rules: The layout of its windows.
-        texts: The column and the text of the question, if there is one, and of the context.
-        tokens: The tokens of both, joined by an empty line.
-        question, ids: The ids of the tokens of the question, which every window repeats, and of the context.
-    """
-
-    rules: PairRules
-    texts: Mapping[str, str]
-    tokens: ContextTokens
-    question: Sequence[int]
-    ids: Sequence[int]
-
     @property
     def spans(self) -> list[TokenSpan]:
         """The characters of each token of the question and of the context."""
-        *_, column = self.texts  # that of the context, which is the last
-        shift = len(joined(self.texts)) - len(self.texts[column])  # where the context begins in the joined text
+        shift = len(joined(self.texts)) - len(self.texts["context"])  # where the context begins in the joined text
         spans: list[TokenSpan] = []
         places = zip(self.tokens.starts.tolist(), self.tokens.ends.tolist(), strict=True)
         for number, (start, end) in enumerate(places):
             if number < len(self.question):
-                spans.append(TokenSpan(next(iter(self.texts)), start, end))
+                spans.append(TokenSpan("question", start, end))
             else:  # white space between both is no character of the context
-                spans.append(TokenSpan(column, max(0, start - shift), max(0, end - shift)))
+                spans.append(TokenSpan("context", max(0, start - shift), max(0, end - shift)))
         return spans
 
-    def numbered(self, first: int) -> "Context":
-        """Returns the context with the numbers from ``first`` on for the ids of its tokens, and -1 for special ones."""
-        context = first + len(self.question)
-        special = tuple((-1,) * len(tokens) for tokens in self.rules.frame.special)
-        rules = replace(self.rules, frame=replace(self.rules.frame, special=special))
-        return replace(self, rules=rules, question=range(first, context), ids=range(context, context + len(self.ids)))
+    def numbered(self) -> "Context":
+        """Returns the context with the numbers from 0 on for the ids of its tokens, and -1 for special ones."""
+        special = tuple((-1,) * len(tokens) for tokens in self.frame.special)
+        frame = replace(self.frame, special=special)
+        numbers = range(len(self.question) + len(self.ids))
+        return replace(self, frame=frame, question=numbers[: len(self.question)], ids=numbers[len(self.question) :])
 
     def kept_question(self, text: SubWords) -> Sequence[int]:
         """Returns the tokens of the question that windows repeat, all of them if one window holds everything."""
-        if len(self.question) + len(self.ids) + len(text.ids) <= self.rules.room:
+        if len(self.question) + len(self.ids) + len(text.ids) <= self.room:
             return self.question
-        return self.question[: self.rules.quarter]
+        return self.question[: self.quarter]
 
     def windows(self, text: SubWords) -> Iterator[WordWindow]:
         """Yields the windows of a text, for each part of it one with each part of the context.
@@ -121,31 +89,31 @@ class Context:
         around it.
 
         Args:
-            text: The sub-words of the text, of which no word has more than ``PairRules.longest_word``.
+            text: The sub-words of the text, of which no word has more than ``longest_word``.
         """
-        question, overlap, frame = self.kept_question(text), self.rules.overlap, self.rules.frame
-        room = self.rules.room - len(question)
-        text_room = room - min(len(self.ids), self.rules.quarter)
+        question = self.kept_question(text)
+        room = self.room - len(question)
+        text_room = room - min(len(self.ids), self.quarter)
         # An overlap of at most half of the room bounds the number of windows if little room is left.
-        parts = cut(text.starts, room=text_room, overlap=min(overlap, text_room // 2))
+        parts = cut(text.starts, room=text_room, overlap=min(self.overlap, text_room // 2))
         for words, read in zip(parts, read_words(text.starts, parts), strict=True):
             if len(parts) > 1 and not read:
                 continue  # its words have more of the text around them elsewhere
             first, end = text.starts[words.start], text.starts[words.stop]
             context_room = room - (end - first)
-            pieces = cut(range(len(self.ids) + 1), room=context_room, overlap=min(overlap, context_room // 2))
+            pieces = cut(range(len(self.ids) + 1), room=context_room, overlap=min(self.overlap, context_room // 2))
             for piece in pieces:
                 before = [*question, *self.ids[piece.start : piece.stop]]
-                ids, types = frame.join(before, text.ids[first:end])
-                shift = len(frame.before) + len(before) + len(frame.between) - first
+                ids, types = self.frame.join(before, text.ids[first:end])
+                shift = len(self.frame.before) + len(before) + len(self.frame.between) - first
                 starts = [text.starts[word] + shift for word in range(read.start, read.stop + 1)]
                 spans = [range(start, stop) for start, stop in pairwise(starts)]
                 yield WordWindow(ids=ids, token_type_ids=types, words=read, spans=spans)
 
 
 def joined(texts: Mapping[str, str]) -> str:
-    """Returns a question and its context, or a context alone, as the text that stands before the words."""
-    return BETWEEN.join(texts.values())
+    """Returns a question, an empty line and its context, or a context alone, which are one text for the tokenizer."""
+    return "\n\n".join(texts.values())
 
 
 def contexts_of(
@@ -164,7 +132,10 @@ def contexts_of(
     """
     if not any(texts):
         return [None] * len(texts)
-    rules = PairRules.of(tokenizer, max_length=max_length, overlap=overlap)
+    frame = Frame.of(tokenizer, texts=2)
+    least = frame.size + _LEAST_ROOM
+    if max_length < least:
+        raise UsageError(f"max_length is {max_length}, but a context and a text need {least} tokens or more")
     tokens_by_text = tokenized_contexts([joined(of_row) for of_row in texts if of_row], tokenizer)
     contexts: list[Context | None] = []
     for of_row in texts:
@@ -172,10 +143,16 @@ def contexts_of(
             contexts.append(None)
             continue
         tokens = tokens_by_text[joined(of_row)]
-        asked = 0
-        if len(of_row) > 1:
-            question = next(iter(of_row.values()))
-            asked = int(np.count_nonzero(tokens.starts < len(question)))
-        context = Context(rules=rules, texts=of_row, tokens=tokens, question=tokens.ids[:asked], ids=tokens.ids[asked:])
+        question = of_row.get("question", "")
+        length = np.count_nonzero(tokens.starts < len(question))  # in tokens
+        context = Context(
+            frame=frame,
+            room=max_length - frame.size,
+            overlap=overlap,
+            texts=of_row,
+            tokens=tokens,
+            question=tokens.ids[:length],
+            ids=tokens.ids[length:],
+        )
         contexts.append(context)
     return contexts
