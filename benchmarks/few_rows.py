@@ -148,6 +148,21 @@ def table(accuracies: dict[Key, float]) -> Iterator[str]:
                 yield f"{data} {count} {side} {len(of_side)} | {interval(list(of_side.values()))} | {compared}"
 
 
+def pooled(accuracies: dict[Key, float]) -> Iterator[str]:
+    """Yields the mean differences of two sides over the seeds of all data sets, which are taken for independent."""
+    yield "rows: difference | mean | pairs, above 0, below 0"
+    for count in sorted({key[2] for key in accuracies}):
+        for side, other in (("fine-tuning", "probe"), ("setfit", "probe"), ("setfit", "fine-tuning")):
+            differences = []
+            for data in ROWS_OF_LABEL:
+                for seed in {key[3] for key in accuracies}:
+                    key, key_of_other = (data, side, count, seed), (data, other, count, seed)
+                    if key in accuracies and key_of_other in accuracies:
+                        differences.append(accuracies[key] - accuracies[key_of_other])
+            above, below = sum(value > 0 for value in differences), sum(value < 0 for value in differences)
+            yield f"{count}: {side} minus {other} | {interval(differences)} | {len(differences)}, {above}, {below}"
+
+
 def keys(seeds: Sequence[int], sides: Sequence[str]) -> Iterator[Key]:
     """Yields the runs, number of rows by number of rows and seed by seed."""
     for count in sorted({count for counts in ROWS_OF_LABEL.values() for count in counts}):
@@ -170,7 +185,8 @@ def main() -> None:
     for key in keys(options.seeds, options.sides):
         if key not in finished(options.results) and time.monotonic() < end:
             run_one(key, options.results)
-    print("\n".join(table(finished(options.results))))
+    accuracies = finished(options.results)
+    print("\n".join([*table(accuracies), *pooled(accuracies)]))
 
 
 if __name__ == "__main__":
