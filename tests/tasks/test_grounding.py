@@ -235,6 +235,8 @@ class TestMerging:
         compact = [torch.tensor(rows) for rows in ([denies, supports, denies], [unsure, denies, denies], [denies])]
         # The second sub-word of the first word does not count, and of equal windows the first is read.
         assert word_places(compact, features, ("O", "B-NEW")) == [(1, 0), (0, 2), (2, 0)]
+        reordered = [logits.flip(1) for logits in compact]
+        assert word_places(reordered, features, ("B-NEW", "O")) == [(1, 0), (0, 2), (2, 0)]
 
     def test_metrics_of_long_contexts_are_by_words_and_not_by_windows(self, folder: Path) -> None:
         model = TaskModel.from_pretrained(folder, max_length=32, doc_stride=4)
@@ -351,6 +353,27 @@ class TestRefusals:
 
 
 class TestUse:
+    def test_each_token_has_the_characters_that_it_stands_for(
+        self, wordpiece_tokenizer: PreTrainedTokenizerBase
+    ) -> None:
+        context = " ".join(line for line in LINES if line.isascii())  # tokens of these models have no accents
+        row = grounded(LINES[3], context, question="who told the baker")
+        texts = {**row, "words": " ".join(row["words"])}
+        features = TASK.features([row], wordpiece_tokenizer)
+        spans = TASK.token_spans([row], wordpiece_tokenizer)
+        for feature, of_window in zip(features, spans, strict=True):
+            tokens = wordpiece_tokenizer.convert_ids_to_tokens(feature["input_ids"])
+            for token, span in zip(tokens, of_window, strict=True):
+                if token in ("[CLS]", "[SEP]"):
+                    assert span is None
+                    continue
+                assert span is not None
+                characters = texts[span.column][span.start : span.end].lower()
+                if span.column == "words":  # whole words for sub-words
+                    assert token.removeprefix("##") in characters
+                else:
+                    assert token.removeprefix("##") == characters
+
     def test_explanations_have_the_words_of_all_texts(self, folder: Path) -> None:
         model = TaskModel.from_pretrained(folder, max_length=48, doc_stride=8)
         row = grounded(LINES[4], LONG, question="who told the baker")
