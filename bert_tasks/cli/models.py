@@ -243,6 +243,11 @@ def embed(
     _print_rows_result(result, "embedding", output)
 
 
+def _reading_arguments(reading: "ReadOptions") -> dict[str, Any]:
+    """Returns the reading options of functions that know no documents and no split."""
+    return {name: value for name, value in vars(reading).items() if name not in ("document", "split")}
+
+
 def _texts_or_data(texts: list[str] | None, seconds: list[str] | None, data: str | None, verb: str) -> Any:
     """Returns the rows of --text and --text-pair, a file, or "-" for standard input.
 
@@ -453,8 +458,7 @@ def export(
     """
     from bert_tasks.export import export
 
-    # The other fields of ReadOptions are arguments of ``export``.
-    options = {name: value for name, value in vars(reading).items() if name not in ("document", "split")}
+    options = _reading_arguments(reading)
     loading |= {"adapter": adapter, "overwrite": overwrite, "vocabulary": vocabulary}
     result = export(model, to=to, output=output, data=data, **loading, **options)
     print_result(result.to_json(), result.lines(), as_json=as_json)
@@ -475,9 +479,7 @@ def quantize(
     """
     from bert_tasks.inference import quantize
 
-    # The other fields of ReadOptions are no arguments of ``quantize``.
-    options = {name: value for name, value in vars(reading).items() if name not in ("document", "split")}
-    result = quantize(model, data, task=task, **options)
+    result = quantize(model, data, task=task, **_reading_arguments(reading))
     print_result(result.to_json(), result.lines(), as_json=as_json)
 
 
@@ -502,8 +504,7 @@ def calibrate(
     from bert_tasks.metrics.tables import MetricTable
 
     options: dict[str, Any] = {"precision": precision, "recall": recall, "error_rate": error_rate}
-    # The other fields of ReadOptions are no arguments of ``calibrate``.
-    options |= {name: value for name, value in vars(reading).items() if name not in ("document", "split")}
+    options |= _reading_arguments(reading)
     results = calibrate(model, data, confidence=confidence, task=task, **options)
     print_result(results, MetricTable(overall=results).lines(), as_json=as_json)
 

@@ -168,7 +168,8 @@ def _dynamic(frequencies: Tensor, scaling: RotaryScaling, lengths: Tensor) -> Te
     depends on the others. Here each sequence has its own length, so a row gets what transformers computes for this row
     alone.
     """
-    growth = 1.0 + scaling.factor * ((lengths.to(frequencies.dtype) / scaling.original_length).clamp(min=1.0) - 1.0)
+    lengthening = lengths.to(frequencies.dtype) / scaling.original_length
+    growth = 1.0 + scaling.factor * (lengthening.clamp(min=1.0) - 1.0)
     size = 2 * len(frequencies)
     # The base grows to the power of D / (D - 2), and plane i has the base to the power of -2 i / D.
     return frequencies / growth[:, None] ** (2 * _planes(frequencies) / max(size - 2, 1))
@@ -183,7 +184,8 @@ def _yarn(frequencies: Tensor, theta: float, scaling: RotaryScaling) -> Tensor:
     # Plane i turns by a radian in theta^(2 i / D) tokens.
     radians = [scaling.original_length / (turns * 2 * math.pi) for turns in (scaling.beta_fast, scaling.beta_slow)]
     fast, slow = (size * math.log(tokens) / (2 * math.log(theta)) for tokens in radians)
-    first, last = float(max(math.floor(fast), 0)), float(min(math.ceil(slow), size - 1))
+    first: float = max(math.floor(fast), 0)
+    last: float = min(math.ceil(slow), size - 1)
     if first == last:
         last += 0.001  # as in transformers, to avoid a division by zero
     kept = 1 - ((_planes(frequencies) - first) / (last - first)).clamp(0, 1)

@@ -69,7 +69,7 @@ def save_with_vocabulary(
     _check_tokens(model, saved, new_ids, chunks())
     if not model.head.reads_embeddings:  # or the logits are those of pieces
         _check_logits(model, saved, next(chunks()))
-    sizes: dict[str, Any] = {}
+    sizes: dict[str, dict[str, float]] = {}
     for when, measured in (("before", model), ("after", saved)):
         size = sum(parameter.nbytes for parameter in measured.parameters())
         sizes[when] = {"pieces": measured.config.vocab_size, "mib": size / 2**20}
@@ -96,7 +96,9 @@ def _new_ids(model: TaskModel, chunks: Iterable[list[Row]]) -> dict[int, int]:
     pieces |= _fallback(pieces, vocabulary)
     kept.update(vocabulary[piece] for piece in pieces if piece in vocabulary)
     # Unigram names the piece for unknown characters by its id, the other types by its text. Some name none.
-    kept |= {settings.get("unk_id"), vocabulary.get(settings.get("unk_token"))} - {None}
+    for unknown in (settings.get("unk_id"), vocabulary.get(settings.get("unk_token"))):
+        if unknown is not None:
+            kept.add(unknown)
     # The positions of RoBERTa begin behind the id of padding, so all ids up to this one stay the same.
     kept.update(range(model.config.position_offset))
     return {number: place for place, number in enumerate(sorted(kept))}

@@ -219,8 +219,9 @@ def config_of_kept_ids(hf_config: Mapping[str, Any], new_ids: Mapping[int, int])
         if not name.endswith("_token_id") or value is None:
             config[name] = value
         elif isinstance(value, list):  # as in configurations of Llama, in which several tokens end a text
-            config[name] = [new_ids[number] for number in value if number in new_ids]
-        elif value in new_ids:  # an id outside the vocabulary was never used
+            known = [number for number in value if isinstance(number, int) and number in new_ids]
+            config[name] = [new_ids[number] for number in known]
+        elif isinstance(value, int) and value in new_ids:  # an id outside the vocabulary was never used
             config[name] = new_ids[value]
     return {**config, fields["vocab_size"][0]: len(new_ids)}
 

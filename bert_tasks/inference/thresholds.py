@@ -92,20 +92,21 @@ def calibrate(
         if group in outcomes:  # and no type of entities that the model does not have
             outcomes[group].append((candidate, is_right))
     thresholds = _thresholds(outcomes, promise, confidence)
-    results = {"coverage": 1.0}
+    by_group: dict[str, float] = {}
     total = np.zeros(2)  # predictions with the thresholds, and with default ones
     for group, threshold in thresholds.items():
         counts, _ = accepted_and_right(outcomes[group], [threshold, output.default_threshold])
         total += counts
-        results |= {f"threshold_{group}": threshold, f"coverage_{group}": float(counts[0] / max(counts[1], 1))}
-    results["coverage"] = float(total[0] / max(total[1], 1))
+        by_group[f"threshold_{group}"] = threshold
+        by_group[f"coverage_{group}"] = float(counts[0] / max(counts[1], 1))
+    coverage = float(total[0] / max(total[1], 1))
     if entry.get("task") == SEVERAL:
         entry = entry["fitted"][task]
     entry["thresholds"] = [thresholds.get(group, output.default_threshold) for group in groups.values()]
-    entry["promise"] = f"{promise.text}, coverage {results['coverage']:.4f} of {counted(len(score.rows), 'row')}"
+    entry["promise"] = f"{promise.text}, coverage {coverage:.4f} of {counted(len(score.rows), 'row')}"
     if is_main_process():
         write_config(folder, config)
-    return results
+    return {"coverage": coverage, **by_group}
 
 
 class _Promise(NamedTuple):

@@ -207,7 +207,8 @@ def test_special_tokens_behind_the_pieces(
         before = AutoTokenizer.from_pretrained(tmp_path)
     save_checkpoint(tmp_path / "model", "modernbert", before, head="sequence", wide=True, positions=300)
     edit_config(tmp_path / "model", pad_token_id=595, cls_token_id=596, sep_token_id=597, bos_token_id=None)
-    edit_config(tmp_path / "model", eos_token_id=[597, 596, 600])  # the last one is no id of the vocabulary
+    no_ids = [600, [597]]
+    edit_config(tmp_path / "model", eos_token_id=[597, 596, *no_ids], decoder_start_token_id={})
     smaller = export(tmp_path / "model", to="transformers", output=tmp_path / "smaller", vocabulary=LINES[:5]).folder
     after = AutoTokenizer.from_pretrained(smaller)
     config = json.loads((smaller / "config.json").read_text())
